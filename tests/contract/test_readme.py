@@ -1,0 +1,51 @@
+"""What README.md tells people to type works, and the files it names are there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^    (patchlight .*)$", README, re.MULTILINE)
+TREE = re.search(r"```text\n(.*?)```", README, re.DOTALL)
+
+
+def test_readme_has_examples() -> None:
+    assert PYTHON_BLOCKS
+    assert COMMANDS
+    assert TREE
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_python_example_runs_and_prints_what_it_says(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+    promised = re.findall(r"print\(.*?\)\s*# (.*)$", code, re.MULTILINE)
+    assert promised
+    assert capsys.readouterr().out.splitlines() == promised
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command: str, tmp_path: Path) -> None:
+    arguments = shlex.split(command, comments=True)[1:]
+    subprocess.run([sys.executable, "-m", "patchlight", *arguments], check=True, cwd=tmp_path, capture_output=True)
+
+
+def test_tree_names_files_that_exist() -> None:
+    assert TREE is not None
+    paths, parents = [], []
+    for line in TREE[1].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents = [*parents[:depth], name]
+        paths.append("".join(parents))
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "patchlight").rglob("*.py")} - {
+        str(path.relative_to(ROOT)) for path in (ROOT / "patchlight").rglob("__*__.py")
+    }
+    assert modules <= set(paths), "the tree in README.md leaves a module out"
