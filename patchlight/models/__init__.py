@@ -1,0 +1,1 @@
+"""Architectures, one readable file each, and the pieces they share."""

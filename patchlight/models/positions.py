@@ -1,0 +1,277 @@
+"""Where a patch lies, told to the model in four ways: a learned table, sines and cosines, rotations, a bias.
+
+Every scheme is a pure function of the patch grid (h, w), and so works for any image size. `GridMemory` keeps what was
+computed for a grid; `TokenGeometry` is what attention and pooling have to know about a batch beside its tokens.
+
+Shapes: h w patch grid, P = h * w patches in reading order, N tokens (prefix tokens, then patches), D width, A heads,
+E = D / A, B batch.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchlight.config import Size, ViTConfig
+
+
+@dataclass(frozen=True)
+class TokenGeometry:
+    """How the tokens of one batch lie on the image."""
+
+    grid: Size
+    """The patch grid that the whole batch is laid out on."""
+    num_prefix: int
+    device: torch.device
+    grids: Sequence[Size]
+    """One grid if every image fills `grid`, else each image's own, lying in the upper left corner of `grid`."""
+    valid_BN: Tensor | None = None
+    """False where a token holds no pixel of its image; None if every token holds some."""
+    rope: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines (1 or B, 1, N, E) that turn queries and keys."""
+
+    @property
+    def every_image_fills_the_grid(self) -> bool:
+        return list(self.grids) == [self.grid]
+
+    def mask_B11N(self) -> Tensor | None:
+        """Which tokens may be attended to, for `scaled_dot_product_attention`; None if all."""
+        return None if self.valid_BN is None else self.valid_BN[:, None, None, :]
+
+    def picture_BDhw(self, x_BND: Tensor) -> Tensor:
+        """The patch tokens, without the prefix, where they lie on the image."""
+        return x_BND[:, self.num_prefix :].transpose(1, 2).unflatten(2, self.grid)
+
+
+def lay_tokens(grid: Size, grids: Sequence[Size], num_prefix: int, device: torch.device) -> TokenGeometry:
+    """The geometry of a batch, without rotations; see `TokenGeometry` for what the grids are."""
+    geometry = TokenGeometry(grid=grid, num_prefix=num_prefix, device=device, grids=grids)
+    if geometry.every_image_fills_the_grid:
+        return geometry
+    filled_BP = lay_out(lambda own: torch.ones(math.prod(own), 1, dtype=torch.bool, device=device), geometry)[..., 0]
+    return replace(geometry, valid_BN=F.pad(filled_BP, (num_prefix, 0), value=True))
+
+
+def sincos_2d(grid: Size, width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
+    """Fixed positions (P, D): the first half of a row tells the patch's row, the second half its column."""
+    rows_P, columns_P = grid_coordinates(grid, device)
+    frequencies = base ** -(torch.arange(width // 4, device=device, dtype=torch.float32) / (width // 4))
+    down, across = rows_P.outer(frequencies), columns_P.outer(frequencies)
+    return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], 1)
+
+
+def rope_2d(
+    grid: Size, head_width: int, base: float = 100.0, coordinates: str = "index", device: torch.device | None = None
+) -> Tensor:
+    """Angles (P, E / 2) by which each pair of a query's or key's numbers is turned: by row, then by column."""
+    rows_P, columns_P = grid_coordinates(grid, device)
+    if coordinates == "centred":
+        # From the first patch's centre to the last's, so that an image twice as large keeps the same angles.
+        rows_P, columns_P = (
+            2 * math.pi * (2 * (along + 0.5) / count - 1)
+            for along, count in zip((rows_P, columns_P), grid, strict=True)
+        )
+    frequencies = base ** -(torch.arange(head_width // 4, device=device, dtype=torch.float32) / (head_width // 4))
+    return torch.cat([rows_P.outer(frequencies), columns_P.outer(frequencies)], 1)
+
+
+def rotate(x_BANE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as cosines and sines."""
+    cos, sin = (table.to(x_BANE.dtype) for table in rope)
+    first, second = x_BANE.chunk(2, -1)
+    return x_BANE * cos + torch.cat([-second, first], -1) * sin
+
+
+def relative_index(grid: Size, num_prefix: int, device: torch.device | None = None) -> Tensor:
+    """For each pair of tokens the row of a relative table that holds its bias: index_NN.
+
+    The table's rows are the offsets (down, across) from -(h-1), -(w-1) to h-1, w-1; then, where there are prefix
+    tokens, three for prefix-to-patch, patch-to-prefix and prefix-to-prefix.
+    """
+    (height, width), (rows_P, columns_P) = grid, grid_coordinates(grid, device)
+    down_PP = (rows_P[:, None] - rows_P[None, :]).long() + height - 1
+    across_PP = (columns_P[:, None] - columns_P[None, :]).long() + width - 1
+    offsets = (2 * height - 1) * (2 * width - 1)
+    index_NN = F.pad(down_PP * (2 * width - 1) + across_PP, (num_prefix, 0, num_prefix, 0))
+    index_NN[:num_prefix, num_prefix:] = offsets
+    index_NN[num_prefix:, :num_prefix] = offsets + 1
+    index_NN[:num_prefix, :num_prefix] = offsets + 2
+    return index_NN
+
+
+def resample(table_PD: Tensor, old: Size, new: Size) -> Tensor:
+    """A table made for one grid, for another: bicubic and antialiased, in float32 whatever the table's type.
+
+    The same numbers as `F.interpolate`, written as two matrix products: those also export, run on every device, have
+    deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU.
+    """
+    if tuple(old) == tuple(new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
+        return table_PD
+    down = cubic_weights(old[0], new[0], table_PD.device)
+    across = cubic_weights(old[1], new[1], table_PD.device)
+    table_hwD = table_PD.float().unflatten(0, old)
+    return torch.einsum("yh,xw,hwd->yxd", down, across, table_hwD).flatten(0, 1).to(table_PD.dtype)
+
+
+def cubic_weights(old: int, new: int, device: torch.device | None = None) -> Tensor:
+    """How much each of `old` samples counts for each of `new` ones: Keys' cubic (a = -1/2), widened when shrinking."""
+    stretch = max(old / new, 1.0)
+    centres = (torch.arange(new, device=device, dtype=torch.float32) + 0.5) * (old / new)
+    samples = torch.arange(old, device=device, dtype=torch.float32) + 0.5
+    distance = (samples[None, :] - centres[:, None]).abs() / stretch
+    near = (1.5 * distance - 2.5) * distance**2 + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+    return weights / weights.sum(1, keepdim=True)
+
+
+def lay_out(table_for: Callable[[Size], Tensor], geometry: TokenGeometry) -> Tensor:
+    """Tables of each image's own grid on the grid of the batch: (1 or B, P, ...), zeros where an image has no patch."""
+    if geometry.every_image_fills_the_grid:
+        return table_for(geometry.grid)[None]
+    height, width = geometry.grid
+    tables = [
+        F.pad(table_for((h, w)).unflatten(0, (h, w)), (0, 0, 0, width - w, 0, height - h)) for h, w in geometry.grids
+    ]
+    return torch.stack(tables).flatten(1, 2)
+
+
+def grid_coordinates(grid: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """The row and the column of each patch, in reading order: rows_P, columns_P."""
+    rows = torch.arange(grid[0], device=device, dtype=torch.float32)
+    columns = torch.arange(grid[1], device=device, dtype=torch.float32)
+    return rows.repeat_interleave(grid[1]), columns.repeat(grid[0])
+
+
+class GridMemory:
+    """Keeps what was computed for a grid, for the last few grids, as long as the table it came from stays the same.
+
+    Nothing is kept while gradients flow into the table (each step needs its own graph) or under torch.compile (the
+    computation is then part of the compiled graph). Changes are seen by the tensor's version; an edit through
+    `.data`, which hides itself from autograd, is hidden from us too.
+    """
+
+    def __init__(self, size: int = 16) -> None:
+        self._size = size
+        self._state: tuple[object, ...] = ()
+        self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
+
+    def recall(
+        self, grid: Size, device: torch.device, compute: Callable[[], Tensor], table: Tensor | None = None
+    ) -> Tensor:
+        """`compute()`, or what it gave the last time for this grid, device and state of the table."""
+        if torch.compiler.is_compiling():
+            return compute()
+        if table is not None:
+            if table.is_inference() or (torch.is_grad_enabled() and table.requires_grad):
+                return compute()
+            state = (table._version, table.data_ptr(), table.dtype)
+            if state != self._state:
+                self._kept.clear()
+                self._state = state
+        # A tensor made in inference mode cannot take part in training later, hence the mode in the key.
+        key = (tuple(grid), device, torch.is_inference_mode_enabled())
+        if key not in self._kept:
+            self._kept[key] = compute()
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+class LearnedPositions(nn.Module):
+    """One learned row a token, prefix tokens first; the patches' rows are resampled to other grids."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.grid, self.num_prefix = config.grid, config.num_prefix_positions
+        self.table = nn.Parameter(torch.zeros(self.num_prefix + math.prod(self.grid), config.width))
+        self.memory = GridMemory()
+
+    def add_to_prefix(self, prefix_TD: Tensor) -> Tensor:
+        """The prefix tokens, the first of them with their own rows added."""
+        return prefix_TD + F.pad(self.table[: self.num_prefix], (0, 0, 0, len(prefix_TD) - self.num_prefix))
+
+    def forward(self, geometry: TokenGeometry) -> Tensor:
+        """Rows to add to the patches: (1 or B, P, D)."""
+        rows_PD = self.table[self.num_prefix :]
+
+        def rows_for(grid: Size) -> Tensor:
+            return self.memory.recall(grid, geometry.device, lambda: resample(rows_PD, self.grid, grid), self.table)
+
+        return lay_out(rows_for, geometry)
+
+
+class SincosPositions(nn.Module):
+    """Fixed sines and cosines of each patch's row and column."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.width = config.width
+        self.memory = GridMemory()
+
+    def forward(self, geometry: TokenGeometry) -> Tensor:
+        """Rows to add to the patches: (1 or B, P, D)."""
+
+        def rows_for(grid: Size) -> Tensor:
+            return self.memory.recall(
+                grid, geometry.device, lambda: sincos_2d(grid, self.width, device=geometry.device)
+            )
+
+        return lay_out(rows_for, geometry)
+
+
+class RotaryPositions(nn.Module):
+    """Cosines and sines that turn queries and keys, so that their products tell how far apart two patches lie."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.settings = (config.head_width, config.rope_base, config.rope_coordinates)
+        self.memory = GridMemory()
+
+    def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
+        """(1 or B, 1, N, E) each; prefix tokens lie nowhere and are not turned."""
+
+        def rows_for(grid: Size) -> Tensor:
+            def cos_and_sin() -> Tensor:
+                angles_PE = rope_2d(grid, *self.settings, device=geometry.device).repeat(1, 2)
+                return torch.cat([angles_PE.cos(), angles_PE.sin()], 1)
+
+            return self.memory.recall(grid, geometry.device, cos_and_sin)
+
+        cos_BPE, sin_BPE = lay_out(rows_for, geometry).chunk(2, -1)
+        unturned = (0, 0, geometry.num_prefix, 0)
+        return F.pad(cos_BPE, unturned, value=1.0)[:, None], F.pad(sin_BPE, unturned)[:, None]
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each head and each offset between two patches, added to the attention scores."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.offsets = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1)
+        self.table = nn.Parameter(torch.zeros(math.prod(self.offsets) + 3 * (config.num_prefix > 0), config.num_heads))
+        self.memory = GridMemory()
+
+    def forward(self, geometry: TokenGeometry) -> Tensor:
+        """bias (1 or B, A, N, N), with -inf at tokens that hold no pixel."""
+        index_NN = relative_index(geometry.grid, geometry.num_prefix, geometry.device)
+        table_BTA = torch.stack([self._table_for(grid, geometry) for grid in geometry.grids])
+        bias_BANN = table_BTA[:, index_NN].permute(0, 3, 1, 2)
+        mask_B11N = geometry.mask_B11N()
+        return bias_BANN if mask_B11N is None else bias_BANN.masked_fill(~mask_B11N, -torch.inf)
+
+    def _table_for(self, grid: Size, geometry: TokenGeometry) -> Tensor:
+        """The table for one image's grid, its offsets spread to those of the grid that the batch is laid out on."""
+        learned_TA, prefix_TA = self.table.tensor_split([math.prod(self.offsets)])
+        offsets = (2 * grid[0] - 1, 2 * grid[1] - 1)
+        own_TA = self.memory.recall(
+            grid, geometry.device, lambda: resample(learned_TA, self.offsets, offsets), self.table
+        )
+        above, beside = geometry.grid[0] - grid[0], geometry.grid[1] - grid[1]
+        spread = F.pad(own_TA.unflatten(0, offsets), (0, 0, beside, beside, above, above))
+        return torch.cat([spread.flatten(0, 1), prefix_TA])

@@ -1,0 +1,98 @@
+"""From pixels to patch tokens: three ways to write the same map, and how an image of any size is fitted to it.
+
+A patch embedding cuts the image into patches, flattens each and multiplies it by one matrix. A convolution whose
+stride is its kernel does exactly that, and is what the model runs; the two other forms are here to be read and are
+held equal to it by test.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from patchlight.config import Size, ViTConfig
+from patchlight.errors import PatchlightError
+
+
+class PatchEmbed(nn.Module):
+    """Patches to tokens by a convolution with stride = kernel = patch: image_BCHW -> tokens_BPD."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(
+            config.in_channels, config.width, config.patch_size, stride=config.patch_size, bias=config.patch_bias
+        )
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        return self.proj(image_BCHW).flatten(2).transpose(1, 2)
+
+
+def patchify(image_BCHW: Tensor, patch_size: Size) -> Tensor:
+    """Cut an image into flattened patches in reading order: patches_BPF with F = C * patch height * patch width."""
+    batch, channels, height, width = image_BCHW.shape
+    down, across = patch_size
+    grid = image_BCHW.reshape(batch, channels, height // down, down, width // across, across)
+    return grid.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * down * across)
+
+
+def embed_with_linear(image_BCHW: Tensor, weight_DCHW: Tensor, bias_D: Tensor | None = None) -> Tensor:
+    """The convolution's map as a linear layer on flattened patches: tokens_BPD."""
+    down, across = weight_DCHW.shape[-2:]
+    return F.linear(patchify(image_BCHW, (down, across)), weight_DCHW.flatten(1), bias_D)
+
+
+def embed_with_numpy(image_CHW: np.ndarray, weight_DCHW: np.ndarray, bias_D: np.ndarray | float = 0.0) -> np.ndarray:
+    """The same map for one image, as reshape, transpose and matrix product: tokens_PD."""
+    channels, height, width = image_CHW.shape
+    down, across = weight_DCHW.shape[-2:]
+    grid = image_CHW.reshape(channels, height // down, down, width // across, across)
+    patches_PF = grid.transpose(1, 3, 0, 2, 4).reshape(-1, channels * down * across)
+    return patches_PF @ weight_DCHW.reshape(len(weight_DCHW), -1).T + bias_D
+
+
+def fit_to_patches(
+    image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size] | None = None
+) -> tuple[Tensor, list[Size]]:
+    """An image batch whose size the patch divides, and the patch grids: one for all, or with `sizes` one an image.
+
+    `sizes` gives each image's own (height, width) in a batch that was padded right and below to a common size; what
+    lies outside is set to zero, so that nothing in the padding can matter.
+    """
+    if image_BCHW.ndim != 4 or image_BCHW.shape[1] != config.in_channels:
+        raise PatchlightError(
+            f"the image has shape {tuple(image_BCHW.shape)}; expected (batch, {config.in_channels}, height, width)"
+        )
+    if not image_BCHW.is_floating_point():
+        raise PatchlightError(f"the image is {image_BCHW.dtype}; the model takes preprocessed floating-point images")
+    height, width = image_BCHW.shape[2:]
+    grid = config.grid_for((height, width))
+    fitted = (grid[0] * config.patch_size[0], grid[1] * config.patch_size[1])
+    if sizes is not None:
+        image_BCHW, grids = _blank_outside(image_BCHW, config, sizes)
+        if all(own == grid for own in grids):
+            grids = [grid]
+    else:
+        grids = [grid]
+    if fitted == (height, width):
+        return image_BCHW, grids
+    if config.uneven_size == "pad":
+        return F.pad(image_BCHW, (0, fitted[1] - width, 0, fitted[0] - height)), grids
+    return F.interpolate(image_BCHW, size=fitted, mode="bicubic", antialias=True), grids
+
+
+def _blank_outside(image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size]) -> tuple[Tensor, list[Size]]:
+    batch, _, height, width = image_BCHW.shape
+    sizes = [(int(h), int(w)) for h, w in sizes]
+    if config.uneven_size == "resize":
+        raise PatchlightError("`sizes` goes with uneven_size='error' or 'pad'; with 'resize' give images of one size")
+    if len(sizes) != batch or not all(0 < h <= height and 0 < w <= width for h, w in sizes):
+        raise PatchlightError(
+            f"`sizes` needs a (height, width) for each of the {batch} images, each within {height}x{width}; got {sizes}"
+        )
+    heights_B11, widths_B11 = torch.tensor(sizes, device=image_BCHW.device)[:, :, None, None].unbind(1)
+    down_H1 = torch.arange(height, device=image_BCHW.device)[:, None]
+    across_W = torch.arange(width, device=image_BCHW.device)
+    inside_BHW = (down_H1 < heights_B11) & (across_W < widths_B11)
+    return image_BCHW.where(inside_BHW[:, None], 0), [config.grid_for(size) for size in sizes]

@@ -1,0 +1,342 @@
+"""The Vision Transformer, whole, in one file that reads like the paper (Dosovitskiy et al. 2020, arXiv:2010.11929).
+
+An image is cut into patches, each patch becomes a token, a class token is put in front, positions are added; blocks
+of attention and MLP read and rewrite the tokens; the class token, or the mean of the patches, is classified.
+
+Shapes are in the names: B batch, C colour, H W pixels, h w patch grid, P = h * w patches, N tokens (prefix + P),
+D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from patchlight.config import Size, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.models.pooling import pool
+from patchlight.models.positions import (
+    LearnedPositions,
+    RelativeBias,
+    RotaryPositions,
+    SincosPositions,
+    TokenGeometry,
+    lay_tokens,
+    rotate,
+)
+from patchlight.models.stems import PatchEmbed, fit_to_patches
+
+Pooling = Literal["cls", "mean"]
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention on fused kernels; `rows` shows what it did."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.q_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.relative_bias = RelativeBias(config) if config.position == "relative_bias" else None
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        q_BANE, k_BANE, v_BANE = self.project(x_BND, geometry)
+        mask = self.mask(geometry, q_BANE.dtype)
+        out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
+        return self.out(out_BANE.transpose(1, 2).flatten(2))
+
+    def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
+        """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""
+        qkv_BNtAE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
+        q_BANE, k_BANE, v_BANE = qkv_BNtAE.transpose(1, 3).unbind(2)
+        q_BANE, k_BANE = self.q_norm(q_BANE), self.k_norm(k_BANE)
+        if geometry.rope is not None:
+            q_BANE, k_BANE = rotate(q_BANE, geometry.rope), rotate(k_BANE, geometry.rope)
+        return q_BANE, k_BANE, v_BANE
+
+    def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N), or None."""
+        if self.relative_bias is None:
+            return geometry.mask_B11N()
+        return self.relative_bias(geometry).to(dtype)
+
+    def rows(self, x_BND: Tensor, geometry: TokenGeometry, queries: Sequence[int] | slice = slice(None)) -> Tensor:
+        """Softmax rows of the asked-for queries, from the same q and k as forward: attn_BAQN, in float32."""
+        q_BANE, k_BANE, _ = self.project(x_BND, geometry)
+        scores_BAQN = q_BANE[:, :, queries].float() @ k_BANE.float().transpose(2, 3) * q_BANE.shape[-1] ** -0.5
+        mask = self.mask(geometry, q_BANE.dtype)
+        if mask is not None and mask.dtype == torch.bool:
+            scores_BAQN = scores_BAQN.masked_fill(~mask, -torch.inf)
+        elif mask is not None:
+            scores_BAQN = scores_BAQN + mask[:, :, queries]
+        return scores_BAQN.softmax(-1)
+
+
+class MLP(nn.Module):
+    """Two layers with a GELU between: exact, by tanh, or CLIP's sigmoid form."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.mlp]
+        self.up = nn.Linear(config.width, config.mlp_dim)
+        self.down = nn.Linear(config.mlp_dim, config.width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x_BND)))
+
+
+class SwiGLU(nn.Module):
+    """The gated MLP: one half of the hidden layer, through SiLU, scales the other."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_dim)
+        self.down = nn.Linear(config.mlp_dim, config.width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        gate_BNF, up_BNF = self.gate_and_up(x_BND).chunk(2, -1)
+        return self.down(F.silu(gate_BNF) * up_BNF)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+}
+
+
+class Residual(nn.Module):
+    """What a branch adds to its input: times a learned scale (LayerScale), or at times nothing (stochastic depth)."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.initial_scale = config.layer_scale
+        self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
+        self.drop_path = drop_path
+
+    def forward(self, x_BND: Tensor, branch_BND: Tensor) -> Tensor:
+        if self.scale is not None:
+            branch_BND = branch_BND * self.scale
+        if self.training and self.drop_path > 0:
+            # Whole images skip the branch; the others are scaled up so that the expectation stays.
+            keep_B11 = torch.empty_like(branch_BND[:, :1, :1]).bernoulli_(1 - self.drop_path)
+            branch_BND = branch_BND * keep_B11 / (1 - self.drop_path)
+        return x_BND + branch_BND
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on the normed tokens and added to what came in."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, config.norm_eps)
+        self.attn = Attention(config)
+        self.residual1 = Residual(config, drop_path)
+        self.norm2 = nn.LayerNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.residual2 = Residual(config, drop_path)
+
+    def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        x_BND = self.residual1(x_BND, self.attn(self.norm1(x_BND), geometry))
+        return self.residual2(x_BND, self.mlp(self.norm2(x_BND)))
+
+
+class Head(nn.Module):
+    """features_BD -> logits_BK: a linear layer, after one tanh layer in the original's pre-training head."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(config.width, config.head_hidden) if config.head_hidden else None
+        self.out = nn.Linear(config.head_hidden or config.width, config.num_classes)
+
+    def forward(self, features_BD: Tensor) -> Tensor:
+        return self.out(features_BD if self.hidden is None else self.hidden(features_BD).tanh())
+
+
+def make_positions(config: ViTConfig) -> LearnedPositions | SincosPositions | None:
+    """The positions that are added to the patches; None where attention is told them instead, or nobody is."""
+    if config.position == "learned":
+        return LearnedPositions(config)
+    return SincosPositions(config) if config.position == "sincos2d" else None
+
+
+class ViT(nn.Module):
+    """image_BCHW of any size -> logits_BK, or pooled features_BD if the config has no classes.
+
+    In a batch of images padded right and below to one size, `sizes` gives each image's own (height, width): the
+    padding is then kept out of attention and pooling, and each image is treated as if it were alone. (Tokens that lie
+    in the padding still come out of `tokens` and `intermediates`; they mean nothing.)
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpoint_blocks = False
+        """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
+
+        def learned_tokens(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(int(count), config.width)) if count else None
+
+        self.patch_embed = PatchEmbed(config)
+        self.class_token = learned_tokens(config.class_token)
+        self.distill_token = learned_tokens(config.distill_token)
+        self.registers = learned_tokens(config.num_registers)
+        self.positions = make_positions(config)
+        self.rope = RotaryPositions(config) if config.position == "rope2d" else None
+        self.embed_norm = nn.LayerNorm(config.width, config.norm_eps) if config.embed_norm else nn.Identity()
+
+        rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+
+        self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.head = Head(config) if config.num_classes else None
+        self.distill_head = Head(config) if config.num_classes and config.distill_token else None
+        self.init_weights()
+
+    def forward(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> Tensor:
+        if self.distill_head is not None:
+            logits_BK, distilled_BK = self.both_logits(image_BCHW, sizes)
+            return (logits_BK + distilled_BK) / 2
+        features_BD = self.features(image_BCHW, sizes)
+        return features_BD if self.head is None else self.head(features_BD)
+
+    def both_logits(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, Tensor]:
+        """What the class token's and the distillation token's heads say (DeiT); the prediction is their mean."""
+        if self.head is None or self.distill_head is None:
+            raise PatchlightError("this model has no two heads; make it with distill_token=True and num_classes")
+        x_BND, _ = self.encode(image_BCHW, sizes)
+        class_BD, distill_BD = self._norm_pooled(x_BND[:, :2]).unbind(1)
+        return self.head(class_BD), self.distill_head(distill_BD)
+
+    def features(
+        self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None, pooling: Pooling | None = None
+    ) -> Tensor:
+        """One vector an image, before the head: features_BD, pooled as the config says or as asked."""
+        if pooling == "cls" and not self.config.class_token:
+            raise PatchlightError("pooling='cls' needs a class token, and this model has none; use pooling='mean'")
+        x_BND, geometry = self.encode(image_BCHW, sizes)
+        return self._norm_pooled(pool(x_BND, pooling or self.config.pooling, geometry))
+
+    def tokens(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> Tensor:
+        """The last block's tokens x_BND, prefix tokens first; normed, unless the config norms after pooling."""
+        return self.encode(image_BCHW, sizes)[0]
+
+    def intermediates(
+        self,
+        image_BCHW: Tensor,
+        blocks: Sequence[int],
+        sizes: Sequence[Size] | None = None,
+        *,
+        norm: bool = False,
+        dense: bool = False,
+    ) -> list[Tensor]:
+        """The tokens after each of `blocks` (0 is the first, -1 the last), in the order asked for.
+
+        Each is x_BND, through the final norm if `norm`; with `dense` the patches alone, as a picture (B, D, h, w).
+        """
+        depth = len(self.blocks)
+        if not all(-depth <= index < depth for index in blocks):
+            raise PatchlightError(f"blocks={list(blocks)} reaches beyond the model's {depth} blocks")
+        wanted = [index % depth for index in blocks]
+        x_BND, geometry = self.embed(image_BCHW, sizes)
+        after = {}
+        for index in range(max(wanted, default=-1) + 1):
+            x_BND = self._run(self.blocks[index], x_BND, geometry)
+            if index in wanted:
+                y_BND = self.norm(x_BND) if norm else x_BND
+                after[index] = geometry.picture_BDhw(y_BND) if dense else y_BND
+        return [after[index] for index in wanted]
+
+    def embed(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
+        """The tokens that enter the first block, and how they lie: x_BND and what every block is told with it."""
+        image_BCHW, grids = fit_to_patches(image_BCHW, self.config, sizes)
+        image_BCHW = image_BCHW.to(self.norm.weight.dtype)  # float32 images are welcome in a bfloat16 model
+        grid = (image_BCHW.shape[2] // self.config.patch_size[0], image_BCHW.shape[3] // self.config.patch_size[1])
+        geometry = lay_tokens(grid, grids, self.config.num_prefix, image_BCHW.device)
+        if self.rope is not None:
+            geometry = dataclasses.replace(geometry, rope=self.rope(geometry))
+
+        x_BND = self.patch_embed(image_BCHW)
+        if self.positions is not None:
+            x_BND = x_BND + self.positions(geometry).to(self.norm.weight.dtype)
+        tokens = (self.class_token, self.distill_token, self.registers)
+        prefix: list[Tensor] = [token for token in tokens if token is not None]
+        if prefix:
+            prefix_TD = torch.cat(prefix)
+            if isinstance(self.positions, LearnedPositions):
+                prefix_TD = self.positions.add_to_prefix(prefix_TD)
+            x_BND = torch.cat([prefix_TD.expand(len(x_BND), -1, -1), x_BND], 1)
+        return self.embed_norm(x_BND), geometry
+
+    def encode(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
+        """As `tokens`, and how they lie."""
+        x_BND, geometry = self.embed(image_BCHW, sizes)
+        for block in self.blocks:
+            x_BND = self._run(block, x_BND, geometry)
+        return self.norm(x_BND) if self.config.final_norm == "tokens" else x_BND, geometry
+
+    def _run(self, block: nn.Module, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        if self.checkpoint_blocks and torch.is_grad_enabled():
+            return checkpoint(block, x_BND, geometry, use_reentrant=False)
+        return block(x_BND, geometry)
+
+    def _norm_pooled(self, features: Tensor) -> Tensor:
+        return self.norm(features) if self.config.final_norm == "pooled" else features
+
+    def set_pooling(self, pooling: Pooling, head: Literal["keep", "drop"] | None = None) -> None:
+        """Pool otherwise from now on. A head fits the pooling it was made for, so say whether to keep or drop it."""
+        if pooling == self.config.pooling:
+            return
+        if self.head is not None and head not in ("keep", "drop"):
+            raise PatchlightError(
+                f"the head was made for pooling={self.config.pooling!r}; to use pooling={pooling!r} pass head='keep' "
+                "(and fine-tune, or expect other answers) or head='drop' (features only)"
+            )
+        if head == "drop":
+            self.config = dataclasses.replace(self.config, pooling=pooling, num_classes=0, head_hidden=0)
+            self.head = None
+        else:
+            self.config = dataclasses.replace(self.config, pooling=pooling)
+
+    def init_weights(self, *, zero_head: bool = False) -> None:
+        """Draw fresh weights, as ViTs are usually started.
+
+        Weights, tokens and position tables: normal with deviation 0.02, cut off at two deviations. Biases: zero.
+        Norms: scale one, shift zero. `zero_head`: the classifier's last layer starts at zero too, so that the first
+        predictions are uniform (the original does this for fine-tuning).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                _draw(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, LearnedPositions | RelativeBias):
+                _draw(module.table)
+            elif isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+            elif isinstance(module, Residual) and module.scale is not None and module.initial_scale is not None:
+                nn.init.constant_(module.scale, module.initial_scale)
+        for tokens in (self.class_token, self.distill_token, self.registers):
+            if tokens is not None:
+                _draw(tokens)
+        for head in (self.head, self.distill_head):
+            if zero_head and head is not None:
+                nn.init.zeros_(head.out.weight)
+
+
+def _draw(weight: Tensor) -> None:
+    nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
