@@ -1,0 +1,1 @@
+"""Checkpoints in other people's naming, turned into ours."""
