@@ -1,0 +1,158 @@
+"""What a model costs: tokens, parameters, multiply-adds, attention entries, memory; and, measured, its latency.
+
+Counts come from running the model itself on the meta device, where tensors have shapes and no data, so that the
+largest model costs nothing to ask about and no formula can disagree with the code.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from patchlight.config import Size, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.models.vit import ViT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What one image of the configured size costs in one forward pass."""
+
+    image_size: Size
+    grid: Size
+    tokens: int
+    """Patches and prefix tokens."""
+    parameters: int
+    macs: int
+    """Multiply-adds of all matrix products and convolutions; twice this is the count of FLOPs."""
+    attention_macs: int
+    """Of these, in attention: projections, scores and weighted values."""
+    mlp_macs: int
+    attention_entries: int
+    """Numbers in the attention matrices of all blocks and heads; fused kernels never store them."""
+    activation_bytes: int
+    """What training in float32 keeps of one image for the backward pass, with fused attention."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latency:
+    """How long a forward pass took, measured."""
+
+    device: str
+    threads: int
+    batch: int
+    runs: int
+    median_ms: float
+    images_per_second: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def costs(config: ViTConfig) -> Costs:
+    """Count what the model does to one image of `config.image_size`; no weights are made."""
+    with torch.device("meta"):
+        model = ViT(config).eval()
+        image_1CHW = torch.empty(1, config.in_channels, *config.image_size)
+    with FlopCounterMode(display=False) as counter:
+        model(image_1CHW)
+    flops = {name: sum(by_operation.values()) for name, by_operation in counter.get_flop_counts().items()}
+    tokens = config.num_prefix + config.grid[0] * config.grid[1]
+    return Costs(
+        image_size=config.image_size,
+        grid=config.grid,
+        tokens=tokens,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        macs=counter.get_total_flops() // 2,
+        attention_macs=sum(count for name, count in flops.items() if name.endswith(".attn")) // 2,
+        mlp_macs=sum(count for name, count in flops.items() if name.endswith(".mlp")) // 2,
+        attention_entries=config.depth * config.num_heads * tokens**2,
+        activation_bytes=_bytes_kept_for_backward(model, image_1CHW),
+    )
+
+
+def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", seconds: float = 2.0) -> Latency:
+    """Time forward passes in float32 for about `seconds`, five at least: the median, after three to warm up."""
+    if batch < 1:
+        raise PatchlightError(f"batch={batch} must be 1 or more")
+    try:
+        with torch.device(device):
+            model = ViT(config).eval()
+            image_BCHW = torch.randn(batch, config.in_channels, *config.image_size)
+    except (RuntimeError, AssertionError) as error:
+        raise PatchlightError(
+            f"the model could not be made on device={device!r}: {str(error).splitlines()[0]}"
+        ) from None
+
+    def run() -> float:
+        start = time.perf_counter()
+        model(image_BCHW)
+        if image_BCHW.device.type != "cpu":
+            torch.accelerator.synchronize(image_BCHW.device)
+        return time.perf_counter() - start
+
+    with torch.inference_mode():
+        for _ in range(3):
+            run()
+        times: list[float] = []
+        while len(times) < 5 or sum(times) < seconds:
+            times.append(run())
+    median = statistics.median(times)
+    return Latency(
+        device=torch.cuda.get_device_name(device) if image_BCHW.is_cuda else device,
+        threads=torch.get_num_threads(),
+        batch=batch,
+        runs=len(times),
+        median_ms=1000 * median,
+        images_per_second=batch / median,
+    )
+
+
+def _bytes_kept_for_backward(model: nn.Module, image_1CHW: Tensor) -> int:
+    """The storage that autograd holds on to between forward and backward, parameters left out."""
+    kept: list[Tensor] = []  # alive until counted, or a freed storage's identity could be given out again
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), _FusedAttention():
+        output = model(image_1CHW)
+    storages = {storage._cdata: storage.nbytes() for storage in (tensor.untyped_storage() for tensor in kept)}
+    for parameter in model.parameters():
+        storages.pop(parameter.untyped_storage()._cdata, None)
+    del output
+    return sum(storages.values())
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Lets attention keep for the backward pass what fused kernels keep; on the meta device torch has only the plain
+    formula, which would keep the whole attention matrix."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _KeepsLikeFused.apply(*args[:3])  # type: ignore[no-untyped-call]
+        return func(*args, **(kwargs or {}))
+
+
+class _KeepsLikeFused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BANE: Tensor, k_BANE: Tensor, v_BANE: Tensor) -> Tensor:
+        batch, heads, queries, _ = q_BANE.shape
+        out_BANE = v_BANE.new_empty(batch, queries, heads, v_BANE.shape[-1]).transpose(1, 2)
+        log_sums_BAN = q_BANE.new_empty(batch, heads, queries, dtype=torch.float32)
+        ctx.save_for_backward(q_BANE, k_BANE, v_BANE, out_BANE, log_sums_BAN)
+        return out_BANE
