@@ -36,7 +36,7 @@ def contestants(name: str) -> dict[str, Callable[[], torch.nn.Module]]:
             hidden_size=config.width,
             num_hidden_layers=config.depth,
             num_attention_heads=config.num_heads,
-            intermediate_size=config.mlp_dim,
+            intermediate_size=config.mlp_width,
             patch_size=config.patch_size[0],
             num_labels=config.num_classes,
         )

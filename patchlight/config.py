@@ -5,6 +5,7 @@ Nothing here imports torch, so that the command line answers at once.
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import math
 import types
@@ -18,8 +19,48 @@ Size = tuple[int, int]
 """(height, width), in pixels or in patches."""
 
 
+Colour = tuple[float, float, float]
+"""(red, green, blue), where 1 is full brightness."""
+
+
+class _NamesItsSettings(type):
+    """Makes a misspelt setting a `PatchlightError` with the nearest name, where Python would say TypeError."""
+
+    def __call__(cls, **settings: Any) -> Any:
+        check_names(cls, settings)
+        return super().__call__(**settings)
+
+
+class JsonConfig(metaclass=_NamesItsSettings):
+    """The JSON form that the configs share: plain values, and no key that is not a setting."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {name: getattr(self, name) for name in _field_names(type(self))}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> typing.Self:
+        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
+        return cls(**values)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> typing.Self:
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise PatchlightError(f"the config is not valid JSON: {error}") from None
+        _require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
+        return cls.from_dict(values)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViTConfig:
+class ViTConfig(JsonConfig):
     """A plain Vision Transformer. Where a size is (height, width), one number stands for a square."""
 
     # What comes in. The model takes images of any size; the positions are made for this one.
@@ -34,7 +75,7 @@ class ViTConfig:
     width: int = 768
     depth: int = 12
     num_heads: int = 12
-    mlp_dim: int = 0  # 0: four times the width
+    mlp_dim: int | None = None  # None: four times the width
     mlp: Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"] = "gelu"
     qkv_bias: bool = True
     patch_bias: bool = True
@@ -52,12 +93,15 @@ class ViTConfig:
     # Where the patches lie.
     position: Literal["learned", "sincos2d", "rope2d", "relative_bias", "none"] = "learned"
     prefix_positions: Literal["all", "class", "none"] = "all"  # which prefix tokens own a row of the learned table
+    # A learned table is resampled to other image sizes bicubically: widened when shrinking, with Keys' a = -1/2 (timm,
+    # DINOv2 with registers), or as it is, with a = -3/4 (other models of transformers).
+    position_resampling: Literal["antialiased", "plain"] = "antialiased"
     rope_base: float = 100.0
     # RoPE counts patches from the corner, or measures from -1 to 1 across the image (DINOv3).
     rope_coordinates: Literal["index", "centred"] = "index"
 
     # What comes out.
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Literal["cls", "mean", "cls_mean"] = "cls"  # "cls_mean": both, one after the other (DINOv2's classifiers)
     final_norm: Literal["tokens", "pooled"] = "tokens"  # normalise every token, or only what pooling leaves
     head_hidden: int = 0  # width of the head's tanh layer (the original's pre-training head); 0: a linear head
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
@@ -67,31 +111,32 @@ class ViTConfig:
             value = getattr(self, name)
             object.__setattr__(self, name, (value, value) if type(value) is int else _as_tuple(value))
         check_types(self)
-        if self.mlp_dim == 0:
-            object.__setattr__(self, "mlp_dim", 4 * self.width)
         self._check_numbers()
         self._check_contradictions()
 
     def _check_numbers(self) -> None:
-        for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim", "norm_eps", "rope_base"):
+        for name in ("in_channels", "width", "depth", "num_heads", "mlp_width", "norm_eps", "rope_base"):
             _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
         for name in ("image_size", "patch_size"):
             _require(min(getattr(self, name)) > 0, f"{name}={getattr(self, name)} must be more than 0")
         for name in ("num_registers", "head_hidden", "num_classes"):
             _require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
         _require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
-        divisors = [n for n in range(1, self.width + 1) if self.width % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - self.num_heads))
-        _require(
-            self.width % self.num_heads == 0,
-            f"width={self.width} is not divisible by num_heads={self.num_heads}; num_heads={nearest} would do",
-        )
+        if self.width % self.num_heads:
+            fewer = next(n for n in range(min(self.num_heads, self.width), 0, -1) if self.width % n == 0)
+            raise PatchlightError(
+                f"width={self.width} is not divisible by num_heads={self.num_heads}; num_heads={fewer} would do"
+            )
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
         _require(
-            self.class_token or self.pooling != "cls",
-            "pooling='cls' needs class_token=True; without a class token use pooling='mean'",
+            self.class_token or self.pooling == "mean",
+            f"pooling={self.pooling!r} needs class_token=True; without a class token use pooling='mean'",
+        )
+        _require(
+            self.pooling != "cls_mean" or self.final_norm == "tokens",
+            "pooling='cls_mean' goes with final_norm='tokens'",
         )
         _require(
             not self.distill_token or (self.class_token and self.pooling == "cls"),
@@ -131,6 +176,16 @@ class ViTConfig:
         return self.width // self.num_heads
 
     @property
+    def mlp_width(self) -> int:
+        """Numbers in the MLP's hidden layer."""
+        return 4 * self.width if self.mlp_dim is None else self.mlp_dim
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers that pooling leaves of an image."""
+        return 2 * self.width if self.pooling == "cls_mean" else self.width
+
+    @property
     def num_prefix(self) -> int:
         """Tokens in front of the patches."""
         return self.class_token + self.distill_token + self.num_registers
@@ -162,8 +217,7 @@ class ViTConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the architecture's name beside the settings."""
-        values = {name: getattr(self, name) for name in _field_names(type(self))}
-        return {"architecture": "vit"} | {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return {"architecture": "vit"} | JsonConfig.to_dict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
@@ -174,17 +228,96 @@ class ViTConfig:
         check_names(cls, settings)
         return cls(**settings)
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str) -> typing.Self:
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise PatchlightError(f"the config is not valid JSON: {error}") from None
-        _require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
-        return cls.from_dict(values)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreprocessConfig(JsonConfig):
+    """How a photo becomes the model's image: resized, cropped about its centre, normalised."""
+
+    image_size: Size = (224, 224)  # what comes out, (height, width)
+
+    # Before the crop the photo is scaled towards `scaled_size`, which is image_size / crop_pct, or resize_size.
+    # "shortest": keep the aspect and cover it (its shortest side, where it is square); "squash": exactly, aspect lost;
+    # "border": keep the aspect and fit inside, then fill up with the mean colour; "none": leave the pixels as they are.
+    resize: Literal["shortest", "squash", "border", "none"] = "shortest"
+    crop_pct: float = 1.0
+    resize_size: Size | None = None
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bicubic"
+    # Resized pixels are rounded to whole grey levels, as Pillow does, or not (DINOv3 in transformers).
+    resize_in: Literal["bytes", "floats"] = "bytes"
+
+    # The crop's corner is half the margin. An odd margin's half is rounded to the even number (torchvision, timm) or
+    # down (transformers). "none": no crop, so that "shortest" gives images of different sizes.
+    crop: Literal["round", "floor", "none"] = "round"
+
+    # Channels from 0 to 1 become (value - mean) / std; the defaults are ImageNet's.
+    mean: Colour = (0.485, 0.456, 0.406)
+    std: Colour = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "resize_size"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value, value) if type(value) is int else _as_tuple(value))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        check_types(self)
+        for name in ("mean", "std"):  # 1 and 1.0 are the same setting and should write the same JSON
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        object.__setattr__(self, "crop_pct", float(self.crop_pct))
+        for name in ("image_size", "resize_size", "std"):
+            value = getattr(self, name)
+            _require(value is None or min(value) > 0, f"{name}={value} must be more than 0")
+        _require(self.crop_pct > 0, f"crop_pct={self.crop_pct} must be more than 0")
+        _require(
+            self.resize_size is None or self.crop_pct == 1,
+            f"resize_size={self.resize_size} and crop_pct={self.crop_pct} both say the size before the crop; "
+            "leave one of them out",
+        )
+        _require(
+            self.resize != "none" or (self.crop != "none" and self.scaled_size == self.image_size),
+            "resize='none' needs a crop to image_size, and neither crop_pct nor resize_size",
+        )
+        _require(
+            self.crop != "none" or (self.resize != "border" and self.scaled_size == self.image_size),
+            "crop='none' goes with resize='shortest' or 'squash', without crop_pct and resize_size",
+        )
+
+    @property
+    def scaled_size(self) -> Size:
+        """The (height, width) that the photo is scaled towards before the crop."""
+        if self.resize_size is not None:
+            return self.resize_size
+        height, width = self.image_size
+        return max(1, math.floor(height / self.crop_pct)), max(1, math.floor(width / self.crop_pct))
+
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits, the same for two configs that prepare every photo alike."""
+        return hashlib.sha256(json.dumps(self._effect(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def differences(self, other: "PreprocessConfig") -> list[str]:
+        """What differs in effect, one setting a line: "interpolation is 'bicubic' here and 'bilinear' there"."""
+        mine, theirs = self._effect(), other._effect()
+        differing = {name for name in mine if mine[name] != theirs[name]}
+        if "scaled_size" in differing:
+            differing |= {"crop_pct", "resize_size"}
+        return [
+            f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
+            for name in _field_names(type(self))
+            if name in differing and getattr(self, name) != getattr(other, name)
+        ]
+
+    def _effect(self) -> dict[str, Any]:
+        """The settings in a form where those that cannot matter are equal.
+
+        Fingerprints are stored beside models: a setting that is added later belongs here only where it is not at its
+        default, so that the old fingerprints stay true.
+        """
+        effect = self.to_dict() | {"scaled_size": list(self.scaled_size)}
+        del effect["crop_pct"], effect["resize_size"]
+        if self.resize == "squash" and self.scaled_size == self.image_size:
+            effect["crop"] = "none"
+        if self.resize == "none":
+            effect |= {"interpolation": None, "resize_in": None}
+        return effect
 
 
 SIZES: dict[str, dict[str, int]] = {
@@ -204,7 +337,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def variant(name: str, **changes: Any) -> ViTConfig:
     """The config that the literature calls `name`, a size and a patch such as "B/16", with `changes` on top."""
-    size, slash, patch = name.partition("/")
+    size, slash, patch = str(name).partition("/")
     _require(
         size in SIZES and bool(slash) and patch.isascii() and patch.isdigit() and int(patch) > 0,
         f"unknown variant {name!r}; write SIZE/PATCH such as 'S/16', with SIZE one of {', '.join(SIZES)}",
@@ -255,7 +388,7 @@ def _spell(hint: Any) -> str:
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join(map(_spell, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
-        return "a whole number, or two of them (height, width)"
+        return "a whole number, or two of them (height, width)" if hint == Size else "three numbers (red, green, blue)"
     return {int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}[hint]
 
 

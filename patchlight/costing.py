@@ -54,6 +54,8 @@ class Latency:
     batch: int
     runs: int
     median_ms: float
+    fastest_ms: float
+    slowest_ms: float
     images_per_second: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,11 +64,20 @@ class Latency:
 
 def costs(config: ViTConfig) -> Costs:
     """Count what the model does to one image of `config.image_size`; no weights are made."""
+    with torch.inference_mode(False):  # which keeps nothing for a backward pass
+        return _count(config)
+
+
+def _count(config: ViTConfig) -> Costs:
     with torch.device("meta"):
-        model = ViT(config).eval()
-        image_1CHW = torch.empty(1, config.in_channels, *config.image_size)
-    with FlopCounterMode(display=False) as counter:
-        model(image_1CHW)
+        model = ViT(config).float().eval()
+    try:
+        image_1CHW = torch.empty(1, config.in_channels, *config.image_size, device="meta", dtype=torch.float32)
+        with FlopCounterMode(display=False) as counter:
+            model(image_1CHW)
+        activation_bytes = _bytes_kept_for_backward(model, image_1CHW)
+    except RuntimeError as error:  # sizes beyond what torch can count in 64 bits
+        raise PatchlightError(f"image_size={config.image_size} is too large to count ({error!s:.60})") from None
     flops = {name: sum(by_operation.values()) for name, by_operation in counter.get_flop_counts().items()}
     tokens = config.num_prefix + config.grid[0] * config.grid[1]
     return Costs(
@@ -78,22 +89,24 @@ def costs(config: ViTConfig) -> Costs:
         attention_macs=sum(count for name, count in flops.items() if name.endswith(".attn")) // 2,
         mlp_macs=sum(count for name, count in flops.items() if name.endswith(".mlp")) // 2,
         attention_entries=config.depth * config.num_heads * tokens**2,
-        activation_bytes=_bytes_kept_for_backward(model, image_1CHW),
+        activation_bytes=activation_bytes,
     )
 
 
 def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", seconds: float = 2.0) -> Latency:
-    """Time forward passes in float32 for about `seconds`, five at least: the median, after three to warm up."""
+    """Time forward passes in float32 for about `seconds`, three at least: the median, after one or more to warm up."""
     if batch < 1:
         raise PatchlightError(f"batch={batch} must be 1 or more")
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", here and here.type):
+        raise PatchlightError(f"device={device!r} is not here; use cpu" + (f" or {here.type}" if here else ""))
     try:
         with torch.device(device):
             model = ViT(config).eval()
             image_BCHW = torch.randn(batch, config.in_channels, *config.image_size)
-    except (RuntimeError, AssertionError) as error:
-        raise PatchlightError(
-            f"the model could not be made on device={device!r}: {str(error).splitlines()[0]}"
-        ) from None
+    except (RuntimeError, AssertionError, TypeError, ValueError, MemoryError) as error:
+        raise PatchlightError(f"the model could not be made on device={device!r}: {error!s:.100}") from None
 
     def run() -> float:
         start = time.perf_counter()
@@ -102,12 +115,16 @@ def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", s
             torch.accelerator.synchronize(image_BCHW.device)
         return time.perf_counter() - start
 
-    with torch.inference_mode():
-        for _ in range(3):
-            run()
-        times: list[float] = []
-        while len(times) < 5 or sum(times) < seconds:
-            times.append(run())
+    times: list[float] = []
+    try:
+        with torch.inference_mode():
+            warm_up = [run()]
+            while len(warm_up) < 3 and sum(warm_up) < seconds:
+                warm_up.append(run())
+            while len(times) < 3 or sum(times) < seconds:
+                times.append(run())
+    except (RuntimeError, MemoryError) as error:
+        raise PatchlightError(f"a forward pass of {batch} failed on device={device!r}: {error!s:.100}") from None
     median = statistics.median(times)
     return Latency(
         device=torch.cuda.get_device_name(device) if image_BCHW.is_cuda else device,
@@ -115,6 +132,8 @@ def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", s
         batch=batch,
         runs=len(times),
         median_ms=1000 * median,
+        fastest_ms=1000 * min(times),
+        slowest_ms=1000 * max(times),
         images_per_second=batch / median,
     )
 
@@ -144,15 +163,16 @@ class _FusedAttention(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is F.scaled_dot_product_attention:
-            return _KeepsLikeFused.apply(*args[:3])  # type: ignore[no-untyped-call]
+            mask = (kwargs or {}).get("attn_mask")
+            return _KeepsLikeFused.apply(*args[:3], mask)  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
 class _KeepsLikeFused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BANE: Tensor, k_BANE: Tensor, v_BANE: Tensor) -> Tensor:
+    def forward(ctx: Any, q_BANE: Tensor, k_BANE: Tensor, v_BANE: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, _ = q_BANE.shape
         out_BANE = v_BANE.new_empty(batch, queries, heads, v_BANE.shape[-1]).transpose(1, 2)
         log_sums_BAN = q_BANE.new_empty(batch, heads, queries, dtype=torch.float32)
-        ctx.save_for_backward(q_BANE, k_BANE, v_BANE, out_BANE, log_sums_BAN)
+        ctx.save_for_backward(q_BANE, k_BANE, v_BANE, mask, out_BANE, log_sums_BAN)
         return out_BANE

@@ -12,20 +12,22 @@ _libraries = []  # torch drops an operator when the library that defined it is c
 
 
 def timm() -> ModuleType:
-    _make_torchvision_importable()
+    if not _torchvision_imports():
+        pytest.skip("torchvision, which timm needs, is not installed; `make test` installs it")
     return pytest.importorskip("timm", reason="timm is not installed; `make test` installs it")
 
 
 def transformers() -> ModuleType:
+    _torchvision_imports()  # transformers imports it where it is installed
     return pytest.importorskip("transformers", reason="transformers is not installed; `make test` installs it")
 
 
-def _make_torchvision_importable() -> None:
+def _torchvision_imports() -> bool:
     """torchvision's binary does not load beside another build of torch; two operators, never called, let it import."""
     try:
         import torchvision  # noqa: F401
     except ModuleNotFoundError:
-        pytest.skip("torchvision, which timm needs, is not installed; `make test` installs it")
+        return False
     except (RuntimeError, OSError):
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
@@ -33,3 +35,4 @@ def _make_torchvision_importable() -> None:
         _libraries.append(library)
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return True

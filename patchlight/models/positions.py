@@ -7,7 +7,10 @@ Shapes: h w patch grid, P = h * w patches in reading order, N tokens (prefix tok
 E = D / A, B batch.
 """
 
+import functools
 import math
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +36,8 @@ class TokenGeometry:
     """False where a token holds no pixel of its image; None if every token holds some."""
     rope: tuple[Tensor, Tensor] | None = None
     """Cosines and sines (1 or B, 1, N, E) that turn queries and keys."""
+    offsets_NN: Tensor | None = None
+    """For each pair of tokens the row of a relative table that holds its bias."""
 
     @property
     def every_image_fills_the_grid(self) -> bool:
@@ -103,30 +108,48 @@ def relative_index(grid: Size, num_prefix: int, device: torch.device | None = No
     return index_NN
 
 
-def resample(table_PD: Tensor, old: Size, new: Size) -> Tensor:
-    """A table made for one grid, for another: bicubic and antialiased, in float32 whatever the table's type.
+def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -> Tensor:
+    """A table made for one grid, for another, bicubically.
 
     The same numbers as `F.interpolate`, written as two matrix products: those also export, run on every device, have
-    deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU.
+    deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU. They are
+    taken in float64, which neither autocast nor TF32 touches (in float32 on Apple's GPUs, which have no other).
     """
     if tuple(old) == tuple(new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
         return table_PD
-    down = cubic_weights(old[0], new[0], table_PD.device)
-    across = cubic_weights(old[1], new[1], table_PD.device)
-    table_hwD = table_PD.float().unflatten(0, old)
+    exact = torch.float32 if table_PD.device.type == "mps" else torch.float64
+    weights = cubic_weights if how == "antialiased" else plain_cubic_weights
+    down, across = (weights(a, b, table_PD.device, exact) for a, b in zip(old, new, strict=True))
+    table_hwD = table_PD.to(exact).unflatten(0, old)
     return torch.einsum("yh,xw,hwd->yxd", down, across, table_hwD).flatten(0, 1).to(table_PD.dtype)
 
 
-def cubic_weights(old: int, new: int, device: torch.device | None = None) -> Tensor:
-    """How much each of `old` samples counts for each of `new` ones: Keys' cubic (a = -1/2), widened when shrinking."""
-    stretch = max(old / new, 1.0)
-    centres = (torch.arange(new, device=device, dtype=torch.float32) + 0.5) * (old / new)
-    samples = torch.arange(old, device=device, dtype=torch.float32) + 0.5
-    distance = (samples[None, :] - centres[:, None]).abs() / stretch
-    near = (1.5 * distance - 2.5) * distance**2 + 1
-    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
-    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
+def cubic_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """How much each of `old` samples counts for each of `new` ones, antialiased: the kernel widens when shrinking."""
+    centres = (torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)
+    samples = torch.arange(old, device=device, dtype=dtype) + 0.5
+    weights = keys_kernel((samples[None, :] - centres[:, None]).abs() / torch.sym_max(old / new, 1.0), -0.5)
     return weights / weights.sum(1, keepdim=True)
+
+
+def plain_cubic_weights(
+    old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The same without antialiasing: four samples each, and the border counts for what lies beyond it."""
+    centres = (torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)
+    samples = torch.arange(-2, old + 2, device=device, dtype=dtype) + 0.5
+    weights = keys_kernel((samples[None, :] - centres[:, None]).abs(), -0.75)
+    before, inside, after = weights.split([2, old, 2], 1)
+    first = F.pad(before.sum(1, keepdim=True), (0, old - 1))
+    last = F.pad(after.sum(1, keepdim=True), (old - 1, 0))
+    return inside + first + last
+
+
+def keys_kernel(distance: Tensor, a: float) -> Tensor:
+    """Keys' cubic convolution kernel: 1 at distance 0, and 0 from distance 2 on."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
 def lay_out(table_for: Callable[[Size], Tensor], geometry: TokenGeometry) -> Tensor:
@@ -150,37 +173,61 @@ def grid_coordinates(grid: Size, device: torch.device | None = None) -> tuple[Te
 class GridMemory:
     """Keeps what was computed for a grid, for the last few grids, as long as the table it came from stays the same.
 
-    Nothing is kept while gradients flow into the table (each step needs its own graph) or under torch.compile (the
-    computation is then part of the compiled graph). Changes are seen by the tensor's version; an edit through
-    `.data`, which hides itself from autograd, is hidden from us too.
+    Nothing is kept in training (fused optimizers change a table without a trace), while gradients flow into the table
+    (each step needs its own graph) or under torch.compile (the computation is part of the graph). In evaluation a
+    changed table is known by its version and its memory; only an edit through `.data`, which hides itself from
+    autograd, is hidden from us too: `clear()` after one.
     """
 
     def __init__(self, size: int = 16) -> None:
         self._size = size
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        self._table: weakref.ref[Tensor] | None = None
         self._state: tuple[object, ...] = ()
         self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 
+    def __getstate__(self) -> int:
+        return self._size  # a copied or saved model starts with an empty memory
+
+    def __setstate__(self, size: int) -> None:
+        self.__init__(size)  # type: ignore[misc]
+
     def recall(
-        self, grid: Size, device: torch.device, compute: Callable[[], Tensor], table: Tensor | None = None
+        self,
+        grid: Size,
+        device: torch.device,
+        compute: Callable[[], Tensor],
+        table: Tensor | None = None,
+        *,
+        training: bool = False,
     ) -> Tensor:
         """`compute()`, or what it gave the last time for this grid, device and state of the table."""
         if torch.compiler.is_compiling():
             return compute()
+        state: tuple[object, ...] = ()
         if table is not None:
-            if table.is_inference() or (torch.is_grad_enabled() and table.requires_grad):
+            if training or table.is_inference() or (torch.is_grad_enabled() and table.requires_grad):
+                self.clear()
                 return compute()
-            state = (table._version, table.data_ptr(), table.dtype)
-            if state != self._state:
-                self._kept.clear()
-                self._state = state
+            try:
+                state = (table._version, table.data_ptr(), table.dtype)
+            except RuntimeError:  # a tensor of torch.func's transforms has no memory of its own
+                return compute()
         # A tensor made in inference mode cannot take part in training later, hence the mode in the key.
         key = (tuple(grid), device, torch.is_inference_mode_enabled())
-        if key not in self._kept:
-            self._kept[key] = compute()
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._size:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        with self._lock:
+            if table is not None and (state != self._state or self._table is None or self._table() is not table):
+                self.clear()
+                self._state, self._table = state, weakref.ref(table)
+            if key not in self._kept:
+                self._kept[key] = compute()
+            self._kept.move_to_end(key)
+            if len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+            return self._kept[key]
 
 
 class LearnedPositions(nn.Module):
@@ -188,7 +235,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.grid, self.num_prefix = config.grid, config.num_prefix_positions
+        self.grid, self.num_prefix, self.how = config.grid, config.num_prefix_positions, config.position_resampling
         self.table = nn.Parameter(torch.zeros(self.num_prefix + math.prod(self.grid), config.width))
         self.memory = GridMemory()
 
@@ -201,7 +248,8 @@ class LearnedPositions(nn.Module):
         rows_PD = self.table[self.num_prefix :]
 
         def rows_for(grid: Size) -> Tensor:
-            return self.memory.recall(grid, geometry.device, lambda: resample(rows_PD, self.grid, grid), self.table)
+            resampled = functools.partial(resample, rows_PD, self.grid, grid, self.how)
+            return self.memory.recall(grid, geometry.device, resampled, self.table, training=self.training)
 
         return lay_out(rows_for, geometry)
 
@@ -253,15 +301,15 @@ class RelativeBias(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.offsets = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1)
+        self.offsets, self.how = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1), config.position_resampling
         self.table = nn.Parameter(torch.zeros(math.prod(self.offsets) + 3 * (config.num_prefix > 0), config.num_heads))
         self.memory = GridMemory()
 
     def forward(self, geometry: TokenGeometry) -> Tensor:
         """bias (1 or B, A, N, N), with -inf at tokens that hold no pixel."""
-        index_NN = relative_index(geometry.grid, geometry.num_prefix, geometry.device)
+        assert geometry.offsets_NN is not None
         table_BTA = torch.stack([self._table_for(grid, geometry) for grid in geometry.grids])
-        bias_BANN = table_BTA[:, index_NN].permute(0, 3, 1, 2)
+        bias_BANN = table_BTA[:, geometry.offsets_NN].permute(0, 3, 1, 2)
         mask_B11N = geometry.mask_B11N()
         return bias_BANN if mask_B11N is None else bias_BANN.masked_fill(~mask_B11N, -torch.inf)
 
@@ -269,9 +317,8 @@ class RelativeBias(nn.Module):
         """The table for one image's grid, its offsets spread to those of the grid that the batch is laid out on."""
         learned_TA, prefix_TA = self.table.tensor_split([math.prod(self.offsets)])
         offsets = (2 * grid[0] - 1, 2 * grid[1] - 1)
-        own_TA = self.memory.recall(
-            grid, geometry.device, lambda: resample(learned_TA, self.offsets, offsets), self.table
-        )
+        resampled = functools.partial(resample, learned_TA, self.offsets, offsets, self.how)
+        own_TA = self.memory.recall(grid, geometry.device, resampled, self.table, training=self.training)
         above, beside = geometry.grid[0] - grid[0], geometry.grid[1] - grid[1]
         spread = F.pad(own_TA.unflatten(0, offsets), (0, 0, beside, beside, above, above))
         return torch.cat([spread.flatten(0, 1), prefix_TA])

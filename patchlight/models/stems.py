@@ -5,6 +5,7 @@ stride is its kernel does exactly that, and is what the model runs; the two othe
 held equal to it by test.
 """
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ class PatchEmbed(nn.Module):
 
 
 def patchify(image_BCHW: Tensor, patch_size: Size) -> Tensor:
-    """Cut an image into flattened patches in reading order: patches_BPF with F = C * patch height * patch width."""
+    """Cut an image into flattened patches in reading order: patches_BPX, X numbers each."""
     batch, channels, height, width = image_BCHW.shape
     down, across = patch_size
     grid = image_BCHW.reshape(batch, channels, height // down, down, width // across, across)
@@ -48,8 +49,8 @@ def embed_with_numpy(image_CHW: np.ndarray, weight_DCHW: np.ndarray, bias_D: np.
     channels, height, width = image_CHW.shape
     down, across = weight_DCHW.shape[-2:]
     grid = image_CHW.reshape(channels, height // down, down, width // across, across)
-    patches_PF = grid.transpose(1, 3, 0, 2, 4).reshape(-1, channels * down * across)
-    return patches_PF @ weight_DCHW.reshape(len(weight_DCHW), -1).T + bias_D
+    patches_PX = grid.transpose(1, 3, 0, 2, 4).reshape(-1, channels * down * across)
+    return patches_PX @ weight_DCHW.reshape(len(weight_DCHW), -1).T + bias_D
 
 
 def fit_to_patches(
@@ -60,12 +61,7 @@ def fit_to_patches(
     `sizes` gives each image's own (height, width) in a batch that was padded right and below to a common size; what
     lies outside is set to zero, so that nothing in the padding can matter.
     """
-    if image_BCHW.ndim != 4 or image_BCHW.shape[1] != config.in_channels:
-        raise PatchlightError(
-            f"the image has shape {tuple(image_BCHW.shape)}; expected (batch, {config.in_channels}, height, width)"
-        )
-    if not image_BCHW.is_floating_point():
-        raise PatchlightError(f"the image is {image_BCHW.dtype}; the model takes preprocessed floating-point images")
+    _check_image(image_BCHW, config.in_channels)
     height, width = image_BCHW.shape[2:]
     grid = config.grid_for((height, width))
     fitted = (grid[0] * config.patch_size[0], grid[1] * config.patch_size[1])
@@ -79,15 +75,37 @@ def fit_to_patches(
         return image_BCHW, grids
     if config.uneven_size == "pad":
         return F.pad(image_BCHW, (0, fitted[1] - width, 0, fitted[0] - height)), grids
-    return F.interpolate(image_BCHW, size=fitted, mode="bicubic", antialias=True), grids
+    return F.interpolate(image_BCHW.float(), size=fitted, mode="bicubic", antialias=True), grids
+
+
+def _check_image(image_BCHW: Tensor, channels: int) -> None:
+    """Refuse what is not a batch of images, with what would make it one."""
+    if not isinstance(image_BCHW, Tensor):
+        kind = type(image_BCHW).__name__
+        raise PatchlightError(f"the image is a {kind}; the model takes a tensor (batch, {channels}, height, width)")
+    if not image_BCHW.is_floating_point():
+        raise PatchlightError(
+            f"the image is {image_BCHW.dtype}; the model takes floating-point images, normalised as in its training"
+        )
+    if image_BCHW.ndim != 4 or image_BCHW.shape[1] != channels or 0 in image_BCHW.shape[2:]:
+        shape = tuple(image_BCHW.shape)
+        remedy = ""
+        if len(shape) == 3 and shape[0] == channels:
+            remedy = "; image[None] adds the batch axis"
+        elif len(shape) == 4 and shape[3] == channels:
+            remedy = "; image.permute(0, 3, 1, 2) puts the channels first"
+        raise PatchlightError(f"the image has shape {shape}; expected (batch, {channels}, height, width){remedy}")
 
 
 def _blank_outside(image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size]) -> tuple[Tensor, list[Size]]:
     batch, _, height, width = image_BCHW.shape
-    sizes = [(int(h), int(w)) for h, w in sizes]
+    try:
+        sizes = [(operator.index(h), operator.index(w)) for h, w in sizes]
+    except (TypeError, ValueError):
+        raise PatchlightError(f"`sizes` needs a (height, width) of whole numbers for each image; got {sizes}") from None
     if config.uneven_size == "resize":
         raise PatchlightError("`sizes` goes with uneven_size='error' or 'pad'; with 'resize' give images of one size")
-    if len(sizes) != batch or not all(0 < h <= height and 0 < w <= width for h, w in sizes):
+    if not sizes or len(sizes) != batch or not all(0 < h <= height and 0 < w <= width for h, w in sizes):
         raise PatchlightError(
             f"`sizes` needs a (height, width) for each of the {batch} images, each within {height}x{width}; got {sizes}"
         )

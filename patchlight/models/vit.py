@@ -8,6 +8,7 @@ D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -26,11 +27,12 @@ from patchlight.models.positions import (
     SincosPositions,
     TokenGeometry,
     lay_tokens,
+    relative_index,
     rotate,
 )
 from patchlight.models.stems import PatchEmbed, fit_to_patches
 
-Pooling = Literal["cls", "mean"]
+Pooling = Literal["cls", "mean", "cls_mean"]
 
 
 class Attention(nn.Module):
@@ -53,8 +55,8 @@ class Attention(nn.Module):
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
         """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""
-        qkv_BNtAE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
-        q_BANE, k_BANE, v_BANE = qkv_BNtAE.transpose(1, 3).unbind(2)
+        qkv_BN3AE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
+        q_BANE, k_BANE, v_BANE = qkv_BN3AE.transpose(1, 3).unbind(2)
         q_BANE, k_BANE = self.q_norm(q_BANE), self.k_norm(k_BANE)
         if geometry.rope is not None:
             q_BANE, k_BANE = rotate(q_BANE, geometry.rope), rotate(k_BANE, geometry.rope)
@@ -66,16 +68,20 @@ class Attention(nn.Module):
             return geometry.mask_B11N()
         return self.relative_bias(geometry).to(dtype)
 
-    def rows(self, x_BND: Tensor, geometry: TokenGeometry, queries: Sequence[int] | slice = slice(None)) -> Tensor:
+    def rows(
+        self, x_BND: Tensor, geometry: TokenGeometry, queries: int | Sequence[int] | slice = slice(None)
+    ) -> Tensor:
         """Softmax rows of the asked-for queries, from the same q and k as forward: attn_BAQN, in float32."""
+        queries = [queries] if isinstance(queries, int) else queries
         q_BANE, k_BANE, _ = self.project(x_BND, geometry)
-        scores_BAQN = q_BANE[:, :, queries].float() @ k_BANE.float().transpose(2, 3) * q_BANE.shape[-1] ** -0.5
         mask = self.mask(geometry, q_BANE.dtype)
-        if mask is not None and mask.dtype == torch.bool:
-            scores_BAQN = scores_BAQN.masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            scores_BAQN = scores_BAQN + mask[:, :, queries]
-        return scores_BAQN.softmax(-1)
+        with torch.autocast(x_BND.device.type, enabled=False):
+            scores_BAQN = q_BANE[:, :, queries].float() @ k_BANE.float().transpose(2, 3) * q_BANE.shape[-1] ** -0.5
+            if mask is not None and mask.dtype == torch.bool:
+                scores_BAQN = scores_BAQN.masked_fill(~mask, -torch.inf)
+            elif mask is not None:
+                scores_BAQN = scores_BAQN + mask[:, :, queries]
+            return scores_BAQN.softmax(-1)
 
 
 class MLP(nn.Module):
@@ -84,8 +90,8 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.mlp]
-        self.up = nn.Linear(config.width, config.mlp_dim)
-        self.down = nn.Linear(config.mlp_dim, config.width)
+        self.up = nn.Linear(config.width, config.mlp_width)
+        self.down = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return self.down(self.activation(self.up(x_BND)))
@@ -96,8 +102,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_dim)
-        self.down = nn.Linear(config.mlp_dim, config.width)
+        self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_width)
+        self.down = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         gate_BNF, up_BNF = self.gate_and_up(x_BND).chunk(2, -1)
@@ -160,8 +166,8 @@ class Head(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.hidden = nn.Linear(config.width, config.head_hidden) if config.head_hidden else None
-        self.out = nn.Linear(config.head_hidden or config.width, config.num_classes)
+        self.hidden = nn.Linear(config.feature_width, config.head_hidden) if config.head_hidden else None
+        self.out = nn.Linear(config.head_hidden or config.feature_width, config.num_classes)
 
     def forward(self, features_BD: Tensor) -> Tensor:
         return self.out(features_BD if self.hidden is None else self.hidden(features_BD).tanh())
@@ -184,6 +190,8 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        if not isinstance(config, ViTConfig):
+            raise PatchlightError(f"ViT takes a ViTConfig, not {config!r:.80}; patchlight.variant('B/16') makes one")
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
@@ -226,8 +234,8 @@ class ViT(nn.Module):
         self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None, pooling: Pooling | None = None
     ) -> Tensor:
         """One vector an image, before the head: features_BD, pooled as the config says or as asked."""
-        if pooling == "cls" and not self.config.class_token:
-            raise PatchlightError("pooling='cls' needs a class token, and this model has none; use pooling='mean'")
+        if pooling in ("cls", "cls_mean") and not self.config.class_token:
+            raise PatchlightError(f"pooling={pooling!r} needs a class token, and this model has none; use 'mean'")
         x_BND, geometry = self.encode(image_BCHW, sizes)
         return self._norm_pooled(pool(x_BND, pooling or self.config.pooling, geometry))
 
@@ -238,7 +246,7 @@ class ViT(nn.Module):
     def intermediates(
         self,
         image_BCHW: Tensor,
-        blocks: Sequence[int],
+        blocks: int | Sequence[int],
         sizes: Sequence[Size] | None = None,
         *,
         norm: bool = False,
@@ -249,6 +257,7 @@ class ViT(nn.Module):
         Each is x_BND, through the final norm if `norm`; with `dense` the patches alone, as a picture (B, D, h, w).
         """
         depth = len(self.blocks)
+        blocks = [blocks] if isinstance(blocks, int) else blocks
         if not all(-depth <= index < depth for index in blocks):
             raise PatchlightError(f"blocks={list(blocks)} reaches beyond the model's {depth} blocks")
         wanted = [index % depth for index in blocks]
@@ -264,22 +273,26 @@ class ViT(nn.Module):
     def embed(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
         """The tokens that enter the first block, and how they lie: x_BND and what every block is told with it."""
         image_BCHW, grids = fit_to_patches(image_BCHW, self.config, sizes)
-        image_BCHW = image_BCHW.to(self.norm.weight.dtype)  # float32 images are welcome in a bfloat16 model
+        dtype = self.patch_embed.proj.weight.dtype
+        image_BCHW = image_BCHW.to(dtype)  # float32 images are welcome in a bfloat16 model
         grid = (image_BCHW.shape[2] // self.config.patch_size[0], image_BCHW.shape[3] // self.config.patch_size[1])
         geometry = lay_tokens(grid, grids, self.config.num_prefix, image_BCHW.device)
         if self.rope is not None:
             geometry = dataclasses.replace(geometry, rope=self.rope(geometry))
+        elif self.config.position == "relative_bias":
+            index_NN = relative_index(grid, self.config.num_prefix, image_BCHW.device)
+            geometry = dataclasses.replace(geometry, offsets_NN=index_NN)
 
         x_BND = self.patch_embed(image_BCHW)
         if self.positions is not None:
-            x_BND = x_BND + self.positions(geometry).to(self.norm.weight.dtype)
+            x_BND = x_BND + self.positions(geometry).to(dtype)
         tokens = (self.class_token, self.distill_token, self.registers)
         prefix: list[Tensor] = [token for token in tokens if token is not None]
         if prefix:
             prefix_TD = torch.cat(prefix)
             if isinstance(self.positions, LearnedPositions):
                 prefix_TD = self.positions.add_to_prefix(prefix_TD)
-            x_BND = torch.cat([prefix_TD.expand(len(x_BND), -1, -1), x_BND], 1)
+            x_BND = torch.cat([prefix_TD.expand(x_BND.shape[0], -1, -1), x_BND], 1)
         return self.embed_norm(x_BND), geometry
 
     def encode(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
@@ -299,18 +312,17 @@ class ViT(nn.Module):
 
     def set_pooling(self, pooling: Pooling, head: Literal["keep", "drop"] | None = None) -> None:
         """Pool otherwise from now on. A head fits the pooling it was made for, so say whether to keep or drop it."""
-        if pooling == self.config.pooling:
-            return
-        if self.head is not None and head not in ("keep", "drop"):
+        config = dataclasses.replace(self.config, pooling=pooling)
+        if self.head is None or head == "drop":
+            self.config = dataclasses.replace(config, num_classes=0, head_hidden=0)
+            self.head = None
+        elif pooling == self.config.pooling or (head == "keep" and config.feature_width == self.config.feature_width):
+            self.config = config
+        else:
             raise PatchlightError(
                 f"the head was made for pooling={self.config.pooling!r}; to use pooling={pooling!r} pass head='keep' "
-                "(and fine-tune, or expect other answers) or head='drop' (features only)"
+                "(same width only; fine-tune it, or expect other answers) or head='drop' (features only)"
             )
-        if head == "drop":
-            self.config = dataclasses.replace(self.config, pooling=pooling, num_classes=0, head_hidden=0)
-            self.head = None
-        else:
-            self.config = dataclasses.replace(self.config, pooling=pooling)
 
     def init_weights(self, *, zero_head: bool = False) -> None:
         """Draw fresh weights, as ViTs are usually started.
@@ -319,6 +331,8 @@ class ViT(nn.Module):
         Norms: scale one, shift zero. `zero_head`: the classifier's last layer starts at zero too, so that the first
         predictions are uniform (the original does this for fine-tuning).
         """
+        if self.norm.weight.is_meta:  # shapes without memory: nothing to draw
+            return
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 _draw(module.weight)
@@ -338,5 +352,9 @@ class ViT(nn.Module):
                 nn.init.zeros_(head.out.weight)
 
 
+@torch.no_grad()
 def _draw(weight: Tensor) -> None:
-    nn.init.trunc_normal_(weight, std=0.02, a=-0.04, b=0.04)
+    """A normal distribution of deviation 0.02, cut off at two deviations, by inverting its cumulative form: the same
+    as `nn.init.trunc_normal_`, which draws again and again what falls outside, and takes several times as long."""
+    inside = math.erf(2 / math.sqrt(2))
+    weight.uniform_(-inside, inside).erfinv_().mul_(0.02 * math.sqrt(2)).clamp_(-0.04, 0.04)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 
@@ -11,15 +12,16 @@ from patchlight.errors import PatchlightError
 
 def test_variant_decodes_size_and_patch() -> None:
     config = variant("B/32")
-    assert (config.width, config.depth, config.num_heads, config.mlp_dim) == (768, 12, 12, 3072)
+    assert (config.width, config.depth, config.num_heads, config.mlp_width) == (768, 12, 12, 3072)
     assert config.patch_size == (32, 32)
     assert config.grid == (7, 7)
 
 
 def test_variant_takes_changes_and_the_mlp_follows_the_width() -> None:
     config = variant("Ti/16", image_size=(64, 96), width=96, num_classes=0)
-    assert (config.image_size, config.grid, config.mlp_dim, config.num_classes) == ((64, 96), (4, 6), 384, 0)
-    assert variant("g/14").mlp_dim == 6144
+    assert (config.image_size, config.grid, config.mlp_width, config.num_classes) == ((64, 96), (4, 6), 384, 0)
+    assert variant("g/14").mlp_width == 6144
+    assert dataclasses.replace(variant("B/16"), width=384, num_heads=6).mlp_width == 1536
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,8 @@ def test_unknown_settings_suggest_the_nearest() -> None:
         variant("B/16", num_head=3)
     with pytest.raises(PatchlightError, match="unknown setting 'zzz'"):
         ViTConfig.from_dict({"zzz": 1})
+    with pytest.raises(PatchlightError, match="did you mean 'num_registers'"):
+        ViTConfig(num_register=4)
 
 
 def test_a_patch_size_that_contradicts_the_name_raises() -> None:

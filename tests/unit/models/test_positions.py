@@ -1,10 +1,14 @@
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from models_at_random import tiny_vit
 
+from models_at_random import tiny_vit
 from patchlight.models import positions
 from patchlight.models.positions import grid_coordinates, relative_index, resample, rope_2d, rotate, sincos_2d
 
@@ -78,9 +82,16 @@ def test_resampling_is_antialiased_bicubic(old: tuple[int, int], new: tuple[int,
 def test_resampling_is_one_call_of_torch_where_torch_is_right() -> None:
     table_PD = torch.randn(196, 8)
     for new in [(16, 16), (7, 9), (37, 37), (14, 28)]:
-        picture = table_PD.T.reshape(1, 8, 14, 14)
+        picture = table_PD.T.reshape(1, 8, 14, 14).double()
         expected = F.interpolate(picture, size=new, mode="bicubic", antialias=True)[0].flatten(1).T
-        torch.testing.assert_close(resample(table_PD, (14, 14), new), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(resample(table_PD, (14, 14), new), expected.float(), atol=1e-6, rtol=1e-6)
+
+
+@given(old=GRIDS, new=st.tuples(st.integers(1, 15), st.integers(1, 15)))
+def test_plain_resampling_is_the_one_without_antialiasing(old: tuple[int, int], new: tuple[int, int]) -> None:
+    table_PD = torch.randn(old[0] * old[1], 3)
+    expected = F.interpolate(table_PD.T.reshape(1, 3, *old), size=new, mode="bicubic", align_corners=False)
+    torch.testing.assert_close(resample(table_PD, old, new, "plain"), expected[0].flatten(1).T, atol=1e-5, rtol=1e-5)
 
 
 def test_resampling_leaves_a_fitting_table_alone_and_keeps_the_type() -> None:
@@ -155,6 +166,76 @@ def test_remembered_table_follows_the_weights(position: str, change: str) -> Non
     torch.testing.assert_close(after, fresh(image))
 
 
+@pytest.mark.parametrize("position", ["learned", "relative_bias"])
+def test_remembered_table_follows_a_fused_optimizer(position: str) -> None:
+    """Fused optimizers change weights without raising their version: train at one size, look at another."""
+    model, image = tiny_vit(position=position), torch.randn(1, 3, 40, 24)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        with torch.no_grad():
+            model.eval()(image)
+        model.train()(torch.randn(1, 3, 32, 32)).sum().backward()
+        with torch.no_grad():
+            model(image)
+        optimizer.step()
+        fresh = tiny_vit(position=position)
+        fresh.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(image), fresh(image))
+
+
+@torch.no_grad()
+def test_remembered_table_is_not_another_tensors() -> None:
+    model, image = tiny_vit(), torch.randn(1, 3, 40, 24)
+    for seed in range(20):  # freed tables leave their address to the next
+        table = torch.randn(17, 24, generator=torch.Generator().manual_seed(seed))
+        swapped = torch.func.functional_call(model, {"positions.table": table}, (image,))
+        fresh = tiny_vit()
+        fresh.positions.table.copy_(table)
+        torch.testing.assert_close(swapped, fresh(image))
+
+
+@torch.no_grad()
+def test_autocast_does_not_coarsen_what_is_remembered() -> None:
+    model, image = tiny_vit(), torch.randn(1, 3, 40, 24)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(image)
+    assert torch.equal(model(image), tiny_vit()(image))
+
+
+@torch.no_grad()
+def test_threads_may_share_a_model() -> None:
+    model = tiny_vit()
+    images = [torch.randn(1, 3, 8, 8 * width) for width in range(1, 25)]
+    expected = [tiny_vit()(image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for ours, alone in zip(pool.map(torch.no_grad()(model), images), expected, strict=True):
+                torch.testing.assert_close(ours, alone)
+
+
+def test_copies_and_saved_models_remember_nothing(tmp_path: Path) -> None:
+    model, image = tiny_vit(), torch.randn(1, 3, 40, 24)
+    with torch.no_grad():
+        expected = model(image)
+        assert len(model.positions.memory._kept) == 1
+        torch.save(model, tmp_path / "model.pt")
+        for again in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+            assert len(again.positions.memory._kept) == 0
+            assert torch.equal(again(image), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_torch_func_transforms_pass_by_the_memory() -> None:
+    model, image = tiny_vit(), torch.randn(1, 3, 40, 24)
+    tables = torch.randn(3, 17, 24)
+    run = lambda table: torch.func.functional_call(model, {"positions.table": table}, (image,))  # noqa: E731
+    with torch.no_grad():
+        together = torch.vmap(run)(tables)
+        for index in range(3):
+            torch.testing.assert_close(together[index], run(tables[index]), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("position", ["learned", "sincos2d", "rope2d", "relative_bias"])
 def test_training_after_inference_at_the_same_size(position: str) -> None:
     """What inference mode remembers must not meet autograd later."""
@@ -175,6 +256,29 @@ def test_gradients_flow_into_a_resampled_table() -> None:
         for _ in range(2):  # the second backward fails if the first one's graph was remembered
             model(torch.randn(1, 3, 40, 24)).sum().backward()
         assert model.get_parameter(name).grad.abs().sum() > 0
+
+
+def test_resampling_has_exact_gradients() -> None:
+    table = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda rows: resample(rows, (2, 3), (3, 5)), table)
+
+
+def test_rope_base_sets_the_slowest_turn() -> None:
+    assert rope_2d((1, 2), 8, base=100.0)[1, 3] == pytest.approx(0.1)
+    assert rope_2d((1, 2), 8, base=10_000.0)[1, 3] == pytest.approx(0.01)
+    image = torch.randn(1, 3, 32, 32)
+    assert not torch.allclose(tiny_vit(position="rope2d")(image), tiny_vit(position="rope2d", rope_base=5.0)(image))
+
+
+def test_memory_keeps_what_was_used_last() -> None:
+    model = tiny_vit()
+    with torch.no_grad():
+        for width in range(8, 8 * 17, 8):
+            model(torch.randn(1, 3, 8, width))
+            model(torch.randn(1, 3, 8, 8))
+        model(torch.randn(1, 3, 8, 8 * 17))
+    assert (1, 1) in [key[0] for key in model.positions.memory._kept]
+    assert (1, 2) not in [key[0] for key in model.positions.memory._kept]
 
 
 def test_memory_is_bounded() -> None:

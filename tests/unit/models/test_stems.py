@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from models_at_random import tiny_vit
 
+from models_at_random import tiny_vit
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.stems import PatchEmbed, embed_with_linear, embed_with_numpy, fit_to_patches, patchify
@@ -49,7 +49,10 @@ def test_any_number_of_channels() -> None:
     ("image", "message"),
     [
         (torch.zeros(3, 32, 32), r"shape \(3, 32, 32\); expected \(batch, 3, height, width\)"),
-        (torch.zeros(1, 32, 32, 3), "expected"),
+        (torch.zeros(1, 32, 32, 3), r"image.permute\(0, 3, 1, 2\) puts the channels first"),
+        (torch.zeros(3, 32, 32), r"image\[None\] adds the batch axis"),
+        (torch.zeros(1, 3, 0, 32), "expected"),
+        (np.zeros((1, 3, 32, 32)), "the image is a ndarray; the model takes a tensor"),
         (torch.zeros(1, 1, 32, 32), r"\(1, 1, 32, 32\)"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "the image is torch.uint8"),
         (torch.zeros(1, 3, 33, 32), "do not divide an image of 33x32; 32x32 would do"),
@@ -70,16 +73,22 @@ def test_uneven_images_are_padded_right_and_below() -> None:
     assert fitted.shape[2:] == (16, 24)
 
 
-def test_uneven_images_are_resized_to_the_nearest_multiple() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_uneven_images_are_resized_to_the_nearest_multiple(dtype: torch.dtype) -> None:
     config = ViTConfig(patch_size=8, uneven_size="resize")
-    fitted, grids = fit_to_patches(torch.full((1, 3, 13, 27), 0.5), config)
-    assert grids == [(2, 3)]
-    torch.testing.assert_close(fitted, torch.full((1, 3, 16, 24), 0.5))
+    image = torch.randn(1, 3, 29, 27).to(dtype)
+    fitted, grids = fit_to_patches(image, config)
+    assert grids == [(4, 3)]
+    expected = F.interpolate(image.float(), size=(32, 24), mode="bicubic", antialias=True)
+    torch.testing.assert_close(fitted, expected)
 
 
 @pytest.mark.parametrize("sizes", [[(32, 32)], [(32, 32), (0, 8)], [(32, 32), (40, 8)], [(32, 32), (8, 12)]])
 def test_sizes_that_do_not_fit_raise(sizes: list[tuple[int, int]]) -> None:
     with pytest.raises(PatchlightError, match=r"`sizes` needs a|do not divide"):
         tiny_vit()(torch.randn(2, 3, 32, 32), sizes=sizes)
+    for nonsense in ([32, 32], [(8.5, 8), (8, 8)], 3):
+        with pytest.raises(PatchlightError, match="of whole numbers for each image"):
+            tiny_vit()(torch.randn(2, 3, 32, 32), sizes=nonsense)
     with pytest.raises(PatchlightError, match="with 'resize' give images of one size"):
         tiny_vit(uneven_size="resize")(torch.randn(2, 3, 32, 32), sizes=[(8, 8), (8, 8)])

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_at_random import POSITIONS, TINY, randomize, tiny_vit
 
+from models_at_random import POSITIONS, TINY, randomize, tiny_vit
 from patchlight.config import ViTConfig, variant
 from patchlight.errors import PatchlightError
+from patchlight.models.pooling import pool
 from patchlight.models.stems import patchify
 from patchlight.models.vit import ViT
 
@@ -142,6 +143,59 @@ def test_attention_rows_times_values_are_what_the_fused_kernel_gave(changes: dic
     torch.testing.assert_close(out_BQD, attention(x_BND, geometry)[:, [0, 3]], atol=1e-5, rtol=1e-5)
 
 
+def test_one_query_may_be_a_number_and_rows_stay_float32() -> None:
+    model = tiny_vit()
+    x_BND, geometry = model.embed(torch.randn(1, 3, 32, 32))
+    attention = model.blocks[0].attn
+    assert torch.equal(attention.rows(x_BND, geometry, 0), attention.rows(x_BND, geometry, [0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention.rows(x_BND, geometry, 0).dtype == torch.float32
+
+
+def test_prefix_tokens_stand_in_order_with_their_own_rows() -> None:
+    model = tiny_vit(distill_token=True, num_registers=2)
+    table, (x_BND, _) = model.positions.table, model.embed(torch.zeros(1, 3, 32, 32))
+    tokens = torch.cat([model.class_token, model.distill_token, model.registers])
+    torch.testing.assert_close(x_BND[0, :4], tokens + table[:4])
+    model = tiny_vit(num_registers=2, prefix_positions="class")
+    x_BND, _ = model.embed(torch.zeros(1, 3, 32, 32))
+    torch.testing.assert_close(x_BND[0, :1], model.class_token + model.positions.table[:1])
+    torch.testing.assert_close(x_BND[0, 1:3], model.registers)
+
+
+def test_padding_with_infinite_tokens_stays_out_of_the_mean() -> None:
+    geometry = tiny_vit().embed(torch.randn(1, 3, 32, 32), sizes=[(8, 16)])[1]
+    x_BND = torch.full((1, 17, 4), torch.inf)
+    x_BND[:, :3] = 2.0
+    assert torch.equal(pool(x_BND, "mean", geometry), torch.full((1, 4), 2.0))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_exports_with_any_batch_and_size(position: str) -> None:
+    model = tiny_vit(position=position)
+    batch, rows, columns = (torch.export.Dim(name, min=2, max=9) for name in ("batch", "rows", "columns"))
+    shapes = {"image_BCHW": {0: batch, 2: 8 * rows, 3: 8 * columns}}
+    exported = torch.export.export(model, (torch.randn(2, 3, 40, 48),), dynamic_shapes=shapes).module()
+    image = torch.randn(3, 3, 24, 56)
+    torch.testing.assert_close(exported(image), model(image), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("mlp", "function"), [("gelu", F.gelu), ("gelu_tanh", None), ("quick_gelu", None)])
+def test_activations(mlp: str, function: Any) -> None:
+    x = torch.linspace(-3, 3, 24).expand(1, 1, -1)
+    block = tiny_vit(mlp=mlp).blocks[0].mlp
+    cubic = 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (block.up(x) + 0.044715 * block.up(x) ** 3)))
+    gates = {"gelu": 0.5 * (1 + torch.erf(block.up(x) / 2**0.5)), "gelu_tanh": cubic}
+    gates["quick_gelu"] = torch.sigmoid(1.702 * block.up(x))
+    torch.testing.assert_close(block(x), block.down(block.up(x) * gates[mlp]))
+
+
+def test_gated_mlp_scales_the_second_half_by_the_first() -> None:
+    block, x = tiny_vit(mlp="swiglu").blocks[0].mlp, torch.randn(1, 2, 24)
+    first, second = block.gate_and_up(x).chunk(2, -1)
+    torch.testing.assert_close(block(x), block.down(second * first * torch.sigmoid(first)))
+
+
 def test_intermediates_come_in_the_order_asked_for_and_end_in_the_tokens() -> None:
     model, image = tiny_vit(num_registers=1), torch.randn(2, 3, 32, 40)
     first, last, again = model.intermediates(image, [0, -1, 2])
@@ -155,6 +209,7 @@ def test_intermediates_come_in_the_order_asked_for_and_end_in_the_tokens() -> No
     assert torch.equal(dense[:, :, 3, 4], normed[:, -1])
     assert torch.equal(dense[:, :, 0, 1], normed[:, 3])
     assert model.intermediates(image, []) == []
+    assert torch.equal(model.intermediates(image, -1)[0], last)
 
 
 def test_intermediates_stop_after_the_last_block_asked_for() -> None:
@@ -178,6 +233,11 @@ def test_a_head_is_used_with_another_pooling_only_on_purpose() -> None:
     assert model.config.num_classes == 0
     model.set_pooling("mean")  # no head, nothing to mix
     torch.testing.assert_close(model(image), mean_BD)
+    model = tiny_vit()
+    with pytest.raises(PatchlightError, match="same width only"):
+        model.set_pooling("cls_mean", head="keep")
+    model.set_pooling("cls", head="drop")
+    assert model(image).shape == (2, 24)
 
 
 def test_class_token_pooling_needs_a_class_token() -> None:
@@ -290,13 +350,21 @@ def test_compiles_to_machine_code() -> None:
         torch.testing.assert_close(torch.compile(model, fullgraph=True)(image), model(image), atol=1e-4, rtol=1e-4)
 
 
-def test_one_compiled_graph_serves_every_size() -> None:
-    model = tiny_vit(position="rope2d")
+@pytest.mark.parametrize("position", POSITIONS)
+def test_one_compiled_graph_serves_every_size(position: str) -> None:
+    model = tiny_vit(position=position)
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(model, fullgraph=True, backend=count, dynamic=True)
     for size in [(40, 56), (48, 64), (64, 24)]:
         image = torch.randn(2, 3, *size)
         torch.testing.assert_close(compiled(image), model(image), atol=1e-5, rtol=1e-5)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("changes", EVERY_CONFIG, ids=str)
