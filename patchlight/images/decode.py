@@ -1,0 +1,394 @@
+"""From a file or bytes to an upright RGB image, or one sentence that says why not.
+
+A photo looks here as a viewer shows it: turned as its EXIF orientation says, 16-bit greys scaled to 8 bits,
+transparent pixels over a background (white unless told), the first frame of an animation. Colour profiles are not
+applied, as in the libraries that the models were trained with. Nothing here imports torch.
+"""
+
+import codecs
+import contextlib
+import errno
+import importlib
+import io
+import os
+import re
+import stat
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import IO, Any, Literal
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box, Size, upright
+
+Reason = Literal[
+    "missing",  # there is no such file
+    "unreadable",  # not a file, or one that may not or cannot be read
+    "empty",  # no bytes
+    "not-an-image",  # something else: a web page, a text, a Git-LFS pointer
+    "unsupported",  # an image or document of a kind that is not read here
+    "truncated",  # the data ends before the picture does
+    "corrupt",  # damaged in another way
+    "too-large",  # more pixels or memory than allowed
+]
+
+MAX_PIXELS = 160_000_000
+"""More than any one-shot camera's 150 megapixels. Pillow's own limit of 179 million stays in force above it."""
+
+# Formats that start with a signature and are decoded in this process: no EPS or PDF, which start Ghostscript, and no
+# TGA, which any bytes may look like. MPO is a camera's JPEG with more pictures behind it.
+_PLUGINS = {
+    "JPEG": "JpegImagePlugin",
+    "MPO": "MpoImagePlugin",
+    "PNG": "PngImagePlugin",
+    "WEBP": "WebPImagePlugin",
+    "TIFF": "TiffImagePlugin",
+    "GIF": "GifImagePlugin",
+    "BMP": "BmpImagePlugin",
+    "PPM": "PpmImagePlugin",
+    "JPEG2000": "Jpeg2KImagePlugin",
+    "AVIF": "AvifImagePlugin",
+}
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+Colour8 = tuple[int, int, int]
+"""(red, green, blue), 0 to 255."""
+
+
+class ImageError(PatchlightError):
+    """An image that cannot be used. `reason` is one of the few words in `Reason`; the message names the file too."""
+
+    def __init__(self, name: str, reason: Reason, detail: str) -> None:
+        super().__init__(f"{name}: {reason} ({detail})")
+        self.name = name
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.reason, self.detail)  # it comes back whole from a pool's worker
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An upright RGB image and where it came from."""
+
+    image: Image.Image  # RGB, upright; smaller than the source if it was decoded fast
+    source_size: Size  # (height, width) of the whole upright image
+    orientation: int  # the EXIF orientation that was applied, 1 to 8
+    format: str | None  # "JPEG", "PNG", ...; None for an image that came from no file
+    # The part of `image` that holds the source: all of it, except that a photo whose sides do not divide by 8 ends
+    # inside the last pixels when it is decoded fast.
+    region: Box
+
+
+def decode(
+    source: str | os.PathLike[str] | bytes | Image.Image,
+    *,
+    fast_size: Size | None = None,
+    max_pixels: int = MAX_PIXELS,
+    background: Colour8 = (255, 255, 255),
+) -> Decoded:
+    """Decode a path, a file's bytes or a PIL image; raises `ImageError`, and nothing else, for an image it cannot use.
+
+    `fast_size` is the (height, width) that the image will be scaled to. A JPEG is then decoded at a half, a quarter or
+    an eighth of its size, which is several times faster (twice, if it is progressive), and stays at least twice as
+    large as `fast_size`. Other formats, and PIL images, are decoded whole.
+    """
+    name = "image" if isinstance(source, bytes | Image.Image) else _printable(os.fspath(source))
+    if fast_size is not None and min(fast_size) < 1:
+        raise PatchlightError(f"fast_size={fast_size} must be more than 0; it is the (height, width) to scale to")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
+        try:
+            if isinstance(source, Image.Image):
+                return _decode_open(source, name, None, max_pixels, background)
+            file = stack.enter_context(io.BytesIO(source) if isinstance(source, bytes) else _open_file(source, name))
+            image = stack.enter_context(_open_image(file, name))
+            return _decode_open(image, name, fast_size, max_pixels, background)
+        except ImageError:
+            raise
+        except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
+            raise _explain(error, name) from None
+
+
+def _decode_open(
+    image: Image.Image, name: str, fast_size: Size | None, max_pixels: int, background: Colour8
+) -> Decoded:
+    """Decode what Pillow has identified and not yet read."""
+    _check_size(image.size, name, max_pixels)
+    orientation = 1
+    if image.format in ("JPEG", "MPO", "TIFF"):  # a PNG's may stand behind its pixels
+        orientation = _orientation(image)
+    full_size, drafted = (image.height, image.width), None
+    if fast_size is not None and image.format in ("JPEG", "MPO"):
+        height, width = fast_size
+        drafted = image.draft(None, (2 * height, 2 * width) if orientation >= 5 else (2 * width, 2 * height))
+    image.load()
+    turn = _orientation(image)  # Pillow has turned a TIFF already, and says 1
+    orientation = turn if turn != 1 else orientation
+    stored_region = Box(*drafted[1]) if drafted else Box(0, 0, image.width, image.height)
+    region = upright(stored_region, (image.height, image.width), turn)
+    rgb = _to_rgb(image, background)
+    if turn in _TURNS:
+        rgb = rgb.transpose(_TURNS[turn])
+    elif rgb is image:
+        rgb = image.copy()
+    rgb.info = {}  # or the next reader of its EXIF would turn it once more
+    source_size = (rgb.height, rgb.width)
+    if drafted:
+        source_size = full_size[::-1] if turn >= 5 else full_size
+    file_format = "JPEG" if image.format == "MPO" else image.format
+    return Decoded(image=rgb, source_size=source_size, orientation=orientation, format=file_format, region=region)
+
+
+# Opening
+
+
+def _open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
+    """Open a regular file and nothing else: a pipe would wait for ever, a device may never end."""
+    try:
+        _check_regular(os.stat(path), name)
+        # What is there now may not be what was there a moment ago.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        file = os.fdopen(os.open(path, flags), "rb")
+        try:
+            _check_regular(os.fstat(file.fileno()), name)
+        except BaseException:
+            file.close()
+            raise
+        return file
+    except ImageError:
+        raise
+    except (FileNotFoundError, ValueError):  # there can be none where the path holds a zero byte
+        raise ImageError(name, "missing", "there is no such file") from None
+    except OSError as error:
+        detail = {
+            errno.EACCES: "no permission to read it",
+            errno.EPERM: "no permission to read it",
+            errno.ELOOP: "its symbolic links lead in a circle",
+            errno.ENOTDIR: "part of its path is not a folder",
+        }.get(error.errno or 0, str(error.strerror))
+        raise ImageError(name, "missing" if error.errno == errno.ENOTDIR else "unreadable", detail) from None
+
+
+def _check_regular(status: os.stat_result, name: str) -> None:
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        raise ImageError(name, "unreadable", f"this is {kinds.get(kind, 'something else')}, not a file")
+    if status.st_size == 0:
+        raise ImageError(name, "empty", "the file has no bytes")
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The formats that this Pillow has."""
+    for plugin in _PLUGINS.values():
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"PIL.{plugin}")
+    return tuple(name for name in _PLUGINS if name in Image.OPEN)
+
+
+def _open_image(file: IO[bytes], name: str) -> Image.Image:
+    """Identify an image by its first bytes, whatever its name says; its pixels are not read yet."""
+    head = file.read(1024)
+    if not head:
+        raise ImageError(name, "empty", "there are no bytes")
+    file.seek(0)
+    # "mif1" alone may be HEIC or AVIF.
+    if re.match(rb"....ftyp(hei[cxms]|hevc|m[is]f1)", head, re.DOTALL) and b"avi" not in head[:32]:
+        return _open_heic(file, name)
+    try:
+        return Image.open(file, formats=_formats())
+    except UnidentifiedImageError:
+        raise _identify(head, name) from None
+
+
+def _open_heic(file: IO[bytes], name: str) -> Image.Image:
+    try:
+        pillow_heif = importlib.import_module("pillow_heif")
+    except ImportError:
+        raise ImageError(
+            name, "unsupported", "this is a HEIC image; pip install 'patchlight[heic]' to read it"
+        ) from None
+    # Its image class is enough; registering it would change Pillow for the whole process.
+    image: Image.Image = pillow_heif.HeifImageFile(file)
+    return image
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise ImageError(
+            name,
+            "too-large",
+            f"{width}x{height} is {width * height / 1e6:.0f} megapixels and the limit {max_pixels / 1e6:.0f}; "
+            "scale it down, or raise max_pixels",
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 where there is none or where the EXIF cannot be read."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # a broken EXIF breaks in many ways, and the picture does not need it
+        return 1
+    return value if type(value) is int and 1 <= value <= 8 else 1
+
+
+# Colours
+
+
+def _to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _deep_grey_to_rgb(image, background)
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key, default=0) > 255:
+        image = image.copy()
+        del image.info["transparency"]  # it names a 16-bit colour, and Pillow has reduced the pixels to 8 bits
+    if image.has_transparency_data:
+        backdrop = Image.new("RGBA", image.size, (*background, 255))
+        return Image.alpha_composite(backdrop, image.convert("RGBA")).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _deep_grey_to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
+    """Greys of more than 8 bits: 0 to 65535 becomes 0 to 255; what leaves that range is stretched from end to end.
+
+    Floats from 0 to 1 are shares of white, those from 0 to 255 are 8-bit levels; NaN becomes black.
+    """
+    grey_HW = np.asarray(image)
+    low, high = 0.0, 65535.0
+    if image.mode in ("I", "F"):
+        finite = grey_HW[np.isfinite(grey_HW)]
+        ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        if image.mode == "F" and ends[0] >= 0 and ends[1] <= 255:
+            low, high = 0.0, 1.0 if ends[1] <= 1 else 255.0
+        elif image.mode == "F" or not (ends[0] >= 0 and ends[1] <= 65535):
+            low, high = ends
+    scale = 255 / (high - low) if high > low else 0.0
+    precision = np.float32 if image.mode.startswith("I;16") else np.float64  # 32-bit values need the larger
+    with np.errstate(all="ignore"):
+        level_HW = np.subtract(grey_HW, low, dtype=precision) * precision(scale)
+    level_HW = np.nan_to_num(level_HW, nan=0.0, posinf=255.0, neginf=0.0)
+    rgb = Image.fromarray(np.rint(level_HW).clip(0, 255).astype(np.uint8)).convert("RGB")
+    key = image.info.get("transparency")
+    if isinstance(key, int):
+        rgb.paste(background, mask=Image.fromarray(np.where(grey_HW == key, 255, 0).astype(np.uint8)))
+    return rgb
+
+
+# Failures
+
+
+def _explain(error: Exception, name: str) -> ImageError:
+    """The reason behind whatever Pillow raised."""
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    if isinstance(error, Image.DecompressionBombError):
+        found = re.search(r"\((\d+) pixels\)", text)
+        pixels = f"{int(found[1]) / 1e6:.0f} megapixels" if found else "too many pixels"
+        return ImageError(name, "too-large", f"{pixels}, more than Pillow decodes; scale it down")
+    if isinstance(error, MemoryError):
+        return ImageError(name, "too-large", "there is not enough memory to decode it")
+    if isinstance(error, OSError) and error.errno is not None:
+        return ImageError(name, "unreadable", error.strerror or text)
+    if "truncated" in text.lower() or isinstance(error, EOFError):
+        return ImageError(name, "truncated", text)
+    if "too large" in text or "Too much memory" in text:
+        return ImageError(name, "too-large", text)
+    if isinstance(error, NotImplementedError) or re.search("unsupported|not supported|not available", text.lower()):
+        return ImageError(name, "unsupported", text)
+    return ImageError(name, "corrupt", text)
+
+
+_SIGNATURES: list[tuple[bytes, Reason, str]] = [
+    (rb"version https://git-lfs\.github\.com/spec/", "not-an-image", "this is a Git-LFS pointer; run `git lfs pull`"),
+    (rb"(?i:\s*(<!doctype html|<html|<head|<body))", "not-an-image", "this is an HTML page"),
+    (
+        rb"(?i:\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?(<!doctype svg[^>]*>\s*)?<svg)",
+        "unsupported",
+        "this is an SVG drawing",
+    ),
+    (rb"%PDF-", "unsupported", "this is a PDF document"),
+    (rb"%!PS|\xc5\xd0\xd3\xc6", "unsupported", "this is an EPS or PostScript document"),
+    (rb"8BPS", "unsupported", "this is a Photoshop document"),
+    (rb"\x00\x00[\x01\x02]\x00", "unsupported", "this is an icon or a TGA image"),
+    (rb"....ftypavi[fs]", "corrupt", "this AVIF image is damaged, or this Pillow does not read AVIF"),
+    (rb"\xff\x0a|\x00\x00\x00\x0cJXL ", "unsupported", "this is a JPEG XL image"),
+    (rb"....ftyp|RIFF....AVI |\x1a\x45\xdf\xa3|\x00\x00\x01\xba", "not-an-image", "this is a video"),
+    (rb"PK\x03\x04|\x1f\x8b|Rar!|7z\xbc\xaf", "not-an-image", "this is an archive"),
+    (rb"\x7fELF|MZ.\x00", "not-an-image", "this is a program"),
+    (rb"\xff\xd8\xff", "corrupt", "the header of this JPEG is damaged"),
+    (rb"\x89PNG", "corrupt", "the header of this PNG is damaged"),
+    (rb"GIF8[79]a", "corrupt", "the header of this GIF is damaged"),
+    (rb"RIFF....WEBP", "corrupt", "the header of this WebP is damaged"),
+    (rb"II[*+]\x00|MM\x00[*+]", "corrupt", "the header of this TIFF is damaged"),
+    (rb"BM.{4}\x00", "corrupt", "the header of this BMP is damaged"),
+]
+"""What a file is that Pillow does not identify, by its first bytes."""
+
+
+def _identify(head: bytes, name: str) -> ImageError:
+    for pattern, reason, detail in _SIGNATURES:
+        if re.match(pattern, head, re.DOTALL):
+            return ImageError(name, reason, detail)
+    with contextlib.suppress(UnicodeDecodeError):
+        text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which lets the last character be cut
+        if all(character.isprintable() or character.isspace() for character in text):
+            return ImageError(name, "not-an-image", "this is a text")
+    return ImageError(name, "not-an-image", "its first bytes are of no image format that is read here")
+
+
+def _printable(path: str) -> str:
+    """The path in one line, whatever bytes are in it."""
+    return path if path.isprintable() else ascii(path)
+
+
+# Warnings
+
+_lock = threading.Lock()
+_inside = 0
+_filters = warnings.catch_warnings()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Pillow's warnings from being printed or raised: a photo is used or refused, with nothing in between.
+
+    Python's filters belong to the whole process, so that threads which decode side by side must change them once, when
+    the first of them enters, and restore them when the last has left.
+    """
+    global _inside, _filters
+    with _lock:
+        if _inside == 0:
+            _filters = warnings.catch_warnings()
+            _filters.__enter__()
+            warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif|patchlight\.images\.decode")
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _filters.__exit__(None, None, None)
