@@ -1,17 +1,21 @@
 """The model against timm and transformers themselves, run side by side on random configurations."""
 
+import dataclasses
+import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import oracles
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from models_at_random import randomize
+from safetensors.torch import save_file
 
+import oracles
+from models_at_random import randomize
 from patchlight.config import ViTConfig
 from patchlight.models.vit import ViT
-from patchlight.weights.convert import from_timm, from_transformers
+from patchlight.weights.load import load
 
 SEEDS = st.integers(0, 2**16)
 
@@ -37,6 +41,18 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5 * max(1.0, theirs.abs().max().item()), rtol=1e-5)
 
 
+def load_copy(theirs: torch.nn.Module, config: ViTConfig, **told: Any) -> ViT:
+    """Their weights, saved under their own names, and loaded; what shapes cannot tell is told."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        save_file({key: value.contiguous() for key, value in theirs.state_dict().items()}, path)
+        told = {"num_heads": config.num_heads, "image_size": config.image_size} | told
+        loaded = load(path, **told)
+    irrelevant = {"layer_scale": config.layer_scale, "position_resampling": config.position_resampling}
+    assert dataclasses.replace(loaded.config, **irrelevant) == config
+    return loaded.model
+
+
 def image_for(config: ViTConfig, seed: int, size: tuple[int, int] | None = None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(2, config.in_channels, *(size or config.image_size), generator=generator)
@@ -53,7 +69,7 @@ def timm_twin(config: ViTConfig, **arguments: Any) -> torch.nn.Module:
         embed_dim=config.width,
         depth=config.depth,
         num_heads=config.num_heads,
-        mlp_ratio=config.mlp_dim / config.width * (2 if config.mlp == "swiglu" else 1),
+        mlp_ratio=config.mlp_width / config.width * (2 if config.mlp == "swiglu" else 1),
         dynamic_img_size=True,
         norm_layer=partial(torch.nn.LayerNorm, eps=config.norm_eps),
         **arguments,
@@ -108,8 +124,8 @@ def test_timm(data: st.DataObject, base: dict[str, Any], seed: int) -> None:
         ),
     )
     randomize(theirs, seed)
-    ours = ViT(config).eval()
-    ours.load_state_dict(from_timm(theirs.state_dict(), config))
+    told = {"pooling": pooling} | ({} if mlp == "swiglu" else {"mlp": mlp})
+    ours = load_copy(theirs, config, **told, prefix_positions=prefix_positions)
     for image in (image_for(config, seed), image_for(config, seed, size)):
         assert_same(ours.tokens(image), theirs.forward_features(image))
         assert_same(ours(image), theirs(image))
@@ -122,8 +138,7 @@ def test_timm_attention(base: dict[str, Any], seed: int) -> None:
     config = ViTConfig(**base)
     theirs = timm_twin(config)
     randomize(theirs, seed)
-    ours = ViT(config).eval()
-    ours.load_state_dict(from_timm(theirs.state_dict(), config))
+    ours = load_copy(theirs, config)
     seen: list[torch.Tensor] = []
     theirs.blocks[0].attn.fused_attn = False
     theirs.blocks[0].attn.attn_drop.register_forward_hook(lambda module, inputs, output: seen.append(output))
@@ -158,8 +173,7 @@ def test_timm_rope(base: dict[str, Any], seed: int, registers: int) -> None:
         rope_temperature=100.0,
     ).eval()
     randomize(theirs, seed)
-    ours = ViT(config).eval()
-    ours.load_state_dict(from_timm(theirs.state_dict(), config))
+    ours = load_copy(theirs, config, position="rope2d", rope_coordinates="index", norm_eps=1e-6)
     image = image_for(config, seed)
     assert_same(ours.tokens(image), theirs.forward_features(image))
     assert_same(ours(image), theirs(image))
@@ -194,8 +208,7 @@ def test_timm_relative_bias(base: dict[str, Any], seed: int) -> None:
         init_values=None,
     ).eval()
     randomize(theirs, seed)
-    ours = ViT(config).eval()
-    ours.load_state_dict(from_timm(theirs.state_dict(), config))
+    ours = load_copy(theirs, config)
     image = image_for(config, seed)
     assert_same(ours.tokens(image), theirs.forward_features(image))
     assert_same(ours(image), theirs(image))
@@ -216,14 +229,13 @@ def test_transformers(base: dict[str, Any], seed: int, qkv_bias: bool) -> None:
             hidden_size=config.width,
             num_hidden_layers=config.depth,
             num_attention_heads=config.num_heads,
-            intermediate_size=config.mlp_dim,
+            intermediate_size=config.mlp_width,
             num_labels=config.num_classes,
             qkv_bias=qkv_bias,
         )
     ).eval()
     randomize(theirs, seed)
-    ours = ViT(config).eval()
-    ours.load_state_dict(from_transformers(theirs.state_dict()))
+    ours = load_copy(theirs, config)
     image = image_for(config, seed)
     assert_same(ours.tokens(image), theirs.vit(image).last_hidden_state)
     assert_same(ours(image), theirs(image).logits)

@@ -1,0 +1,124 @@
+"""The checkpoints that people use, by name: where each lies on the hub, what it is, how photos are prepared for it.
+
+A new checkpoint is a row here, not code. Licences are those that the authors state; where a row says "see the page",
+they set terms of their own.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from patchlight.config import PreprocessConfig
+
+IMAGENET = PreprocessConfig(crop_pct=0.875)
+IMAGENET_CROP_90 = PreprocessConfig(crop_pct=0.9)
+INCEPTION_CROP_90 = PreprocessConfig(crop_pct=0.9, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+INCEPTION_SQUASH = PreprocessConfig(
+    resize="squash", interpolation="bilinear", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+)
+SIGLIP = PreprocessConfig(resize="squash", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+DINO_V1 = PreprocessConfig(resize_size=(256, 256), crop="floor")
+DINO_V2 = PreprocessConfig(resize_size=(256, 256), crop="floor")
+DINO_V2_518 = PreprocessConfig(image_size=(518, 518))
+CLIP = PreprocessConfig(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One checkpoint on the hub."""
+
+    name: str
+    hub: str
+    preprocess: PreprocessConfig
+    licence: str
+    about: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the shapes of its tensors cannot tell, beyond the convention of its origin."""
+
+
+def _timm(arch: str, tag: str, preprocess: PreprocessConfig, licence: str, about: str, **settings: Any) -> Entry:
+    name = f"{arch}.{tag}"
+    return Entry(name=name, hub=f"timm/{name}", preprocess=preprocess, licence=licence, about=about, settings=settings)
+
+
+def _hub(hub: str, preprocess: PreprocessConfig, licence: str, about: str, **settings: Any) -> Entry:
+    name = hub.split("/")[1]
+    return Entry(name=name, hub=hub, preprocess=preprocess, licence=licence, about=about, settings=settings)
+
+
+_AUGREG = "ImageNet-21k, then ImageNet-1k"
+_DINO = "DINO, self-supervised on ImageNet-1k"
+_DINO2 = "DINOv2, self-supervised on 142 M images"
+_DINO2_REG = "DINOv2 with 4 registers"
+_OPENAI = "CLIP image tower, by OpenAI"
+
+ENTRIES: tuple[Entry, ...] = (
+    _hub("facebook/dino-vits16", DINO_V1, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vits8", DINO_V1, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vitb16", DINO_V1, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vitb8", DINO_V1, "Apache-2.0", _DINO),
+    _hub("facebook/dinov2-small", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-base", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-large", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-giant", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-small", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-base", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-large", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-giant", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/vit-mae-base", IMAGENET_CROP_90, "Apache-2.0", "masked autoencoder, ImageNet-1k"),
+    _hub("facebook/vit-mae-large", IMAGENET_CROP_90, "Apache-2.0", "masked autoencoder, ImageNet-1k"),
+    _hub("facebook/deit-tiny-patch16-224", IMAGENET, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _hub("facebook/deit-small-patch16-224", IMAGENET, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _hub("facebook/deit-base-patch16-224", IMAGENET, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _hub("facebook/deit-base-distilled-patch16-224", IMAGENET, "Apache-2.0", "DeiT, distilled, ImageNet-1k"),
+    _hub("google/vit-base-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _AUGREG),
+    _hub("google/vit-base-patch16-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
+    _hub("google/vit-large-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _AUGREG),
+    _hub("google/vit-base-patch32-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
+    _hub("google/vit-huge-patch14-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
+    _hub("openai/clip-vit-base-patch32", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
+    _hub("openai/clip-vit-base-patch16", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
+    _hub("openai/clip-vit-large-patch14", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
+    _timm("vit_tiny_patch16_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_small_patch16_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_small_patch32_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_base_patch16_224", "augreg2_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_base_patch16_224", "augreg_in21k", INCEPTION_CROP_90, "Apache-2.0", "ImageNet-21k"),
+    _timm("vit_base_patch32_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_base_patch8_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("vit_large_patch16_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
+    _timm("deit_tiny_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _timm("deit_small_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _timm("deit_base_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, ImageNet-1k"),
+    _timm("deit_tiny_distilled_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, distilled"),
+    _timm("deit_small_distilled_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, distilled"),
+    _timm("deit_base_distilled_patch16_224", "fb_in1k", IMAGENET_CROP_90, "Apache-2.0", "DeiT, distilled"),
+    _timm("deit3_small_patch16_224", "fb_in22k_ft_in1k", PreprocessConfig(), "Apache-2.0", "DeiT III"),
+    _timm("deit3_base_patch16_224", "fb_in22k_ft_in1k", PreprocessConfig(), "Apache-2.0", "DeiT III"),
+    _timm("vit_small_patch16_224", "dino", IMAGENET_CROP_90, "Apache-2.0", _DINO),
+    _timm("vit_small_patch8_224", "dino", IMAGENET_CROP_90, "Apache-2.0", _DINO),
+    _timm("vit_base_patch16_224", "dino", IMAGENET_CROP_90, "Apache-2.0", _DINO),
+    _timm("vit_base_patch8_224", "dino", IMAGENET_CROP_90, "Apache-2.0", _DINO),
+    _timm("vit_base_patch16_224", "mae", IMAGENET_CROP_90, "CC-BY-NC-4.0", "masked autoencoder, ImageNet-1k"),
+    _timm("vit_large_patch16_224", "mae", IMAGENET_CROP_90, "CC-BY-NC-4.0", "masked autoencoder, ImageNet-1k"),
+    _timm("vit_small_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
+    _timm("vit_base_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
+    _timm("vit_large_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
+    _timm("vit_giant_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
+    _timm("vit_small_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_base_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_large_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_small_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
+    _timm("vit_base_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
+    _timm("vit_base_patch32_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_base_patch16_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_large_patch14_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_base_patch16_clip_224", "laion2b", CLIP, "MIT", "CLIP image tower, LAION-2B", norm_eps=1e-5),
+    _timm("vit_base_patch16_siglip_224", "webli", SIGLIP, "Apache-2.0", "SigLIP image tower", pooling="mean"),
+)
+
+CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
+
+
+def find_by_hub(hub: str) -> Entry | None:
+    """The row of a repository on the hub, if it has one."""
+    return next((entry for entry in ENTRIES if entry.hub.lower() == hub.lower()), None)

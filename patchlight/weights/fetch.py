@@ -1,0 +1,53 @@
+"""Checkpoints from the Hugging Face hub: the one place that touches the network."""
+
+from pathlib import Path
+
+from patchlight.weights.read import CheckpointError
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+OLD_WEIGHTS = ("pytorch_model.bin",)
+BESIDE = ("config.json", "preprocessor_config.json")
+
+
+def fetch(name: str, revision: str | None = None) -> Path:
+    """The folder, in the hub's own cache, that holds the repository's config and weights.
+
+    `revision` is a branch, tag or commit. With HF_HUB_OFFLINE=1, or without a network, only the cache is looked at.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    at = f"hf:{name}" + (f" at {revision}" if revision else "")
+    try:
+        folder = Path(
+            snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, "model-*.safetensors", *BESIDE])
+        )
+        if not any((folder / weights).exists() for weights in WEIGHTS):
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*OLD_WEIGHTS, *BESIDE]))
+    except GatedRepoError:
+        raise CheckpointError(
+            f"{at}: its authors ask you to accept their terms; do so on its page, then `hf auth login`"
+        ) from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{at}: the hub has no such revision") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{at}: the hub has no such repository, or it is private and needs `hf auth login`"
+        ) from None
+    except HFValidationError:
+        raise CheckpointError(f"{at}: not a name on the hub; write hf:owner/name") from None
+    except LocalEntryNotFoundError:
+        raise CheckpointError(
+            f"{at}: not in the cache, and the hub cannot be reached; load it once with a network, or give a folder"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{at}: the hub could not be asked ({reason})") from None
+    return folder

@@ -1,0 +1,257 @@
+"""What a checkpoint is: whose naming it has, where in it the encoder lies, and the config that its tensors tell.
+
+Shapes tell most settings. What they cannot tell comes, in this order, from the caller, the config file beside the
+checkpoint, the catalogue, and the convention of its origin; `why` records which, setting by setting.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from patchlight.config import Size, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.weights.convert import ORIGINS, Origin, State
+from patchlight.weights.read import CheckpointError
+
+# Where a checkpoint holds several encoders, the better one by its authors' account comes first.
+PREFERENCE = ("teacher", "ema", "model", "backbone", "student")
+
+# Heads are 64 wide, except in the giants.
+HEADS_BY_WIDTH = {32: 2, 1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
+
+# Classifiers that stand beside the encoder, not in it.
+OUTSIDE_HEADS = ("classifier.", "cls_classifier.", "distillation_classifier.", "visual_projection.")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """An encoder found in a checkpoint."""
+
+    origin: Origin
+    prefix: str
+    """What stands in front of the encoder's names, such as `module.backbone.`."""
+    state: State
+    """The encoder's tensors, and its heads', under their own names without the prefix."""
+    shapes: dict[str, tuple[int, ...]]
+    """Their shapes, which stay when `convert` takes the tensors."""
+    beside: list[str]
+    """Keys of everything else in the file."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A config and where each of its settings came from."""
+
+    config: ViTConfig
+    why: dict[str, str]
+
+
+def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
+    """Find the encoder, whatever wrappers (DDP, compile, Lightning, EMA, teacher and student) stand around it."""
+    for origin in ORIGINS:
+        first = origin.marks[0]
+        prefixes = [key.removesuffix(first) for key in tensors if key.endswith(first)]
+        prefixes = [prefix for prefix in prefixes if all(prefix + mark in tensors for mark in origin.marks)]
+        prefixes = [prefix for prefix in prefixes if prefix == "" or prefix[-1] in "./"]
+        if not prefixes:
+            continue
+        prefix = min(prefixes, key=_rank)
+        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        parent = prefix.removesuffix(prefix.split(".")[-2] + ".") if prefix.count(".") else ""
+        for key, value in tensors.items():
+            name = key.removeprefix(parent)
+            if key.startswith(parent) and not key.startswith(prefix) and name.startswith(OUTSIDE_HEADS):
+                state[name] = value
+        beside = [key for key in tensors if not key.startswith(prefix) and key.removeprefix(parent) not in state]
+        shapes = {key: tuple(value.shape) for key, value in state.items()}
+        return Recognised(origin, prefix, state, shapes, beside)
+    known = ", ".join(origin.name for origin in ORIGINS)
+    names = ", ".join(sorted(tensors)[:3]) + (", ..." if len(tensors) > 3 else "")
+    raise CheckpointError(f"{source}: no ViT that we know is in it (tensors: {names or 'none'}; known: {known})")
+
+
+def _rank(prefix: str) -> tuple[int, int]:
+    wrappers = prefix.lower()
+    found = [rank for rank, word in enumerate(PREFERENCE) if word in wrappers]
+    return (min(found, default=len(PREFERENCE)) if wrappers else len(PREFERENCE)), len(prefix)
+
+
+def read_config(
+    state: Mapping[str, Tensor],
+    found: Recognised,
+    hints: Sequence[tuple[str, Mapping[str, Any]]],
+    overrides: Mapping[str, Any],
+    source: str,
+) -> Reading:
+    """The config of a checkpoint in our names, from its shapes and then from `hints`: (where from, settings)."""
+    told = _from_shapes(state, found, source)
+    why = dict.fromkeys(told, "shapes")
+    sources = [("you", overrides), *hints, (f"convention of {found.origin.name}", _conventions(told, found))]
+    for where, settings in sources:
+        for name, value in settings.items():
+            if name not in told:
+                told[name], why[name] = value, where
+            elif why[name] == "shapes" and value != told[name] and where != "you" and name in _FIRM:
+                raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
+    for name in sorted(set(overrides) & _FIRM):
+        if why[name] == "shapes" and overrides[name] != told[name]:
+            raise CheckpointError(
+                f"{source}: {name}={overrides[name]!r} was asked for, but its tensors have {told[name]!r}"
+            )
+    image_size, prefix_positions, where = _grid(state, told, sources, source)
+    told["image_size"], why["image_size"] = image_size, where
+    if told["position"] == "learned":
+        told["prefix_positions"], why["prefix_positions"] = prefix_positions, where
+    else:
+        told.pop("prefix_positions", None)
+    if told["position"] != "rope2d":
+        told.pop("rope_base", None)
+        told.pop("rope_coordinates", None)
+    try:
+        return Reading(ViTConfig(**told), why)
+    except PatchlightError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+
+
+def check_config(
+    state: Mapping[str, Tensor], found: Recognised, settings: Mapping[str, Any], where: str, source: str
+) -> None:
+    """Refuse settings that the tensors contradict, before a model of a false size is made."""
+    told = _from_shapes(state, found, source)
+    for name in sorted(_FIRM & set(settings)):
+        value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
+        if value != told[name]:
+            raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
+
+
+# Settings that tensors decide, so that nothing else may contradict them.
+_FIRM = frozenset({"width", "depth", "patch_size", "in_channels", "num_registers", "class_token"})
+
+
+def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
+    def shape(key: str, ndim: int) -> tuple[int, ...]:
+        if key not in state:
+            raise CheckpointError(f"{source}: tensor for {key!r} is missing (read as {found.origin.name})")
+        if state[key].ndim != ndim:
+            raise CheckpointError(f"{source}: tensor for {key!r} has shape {tuple(state[key].shape)}, not {ndim} axes")
+        return tuple(state[key].shape)
+
+    width, channels, down, across = shape("patch_embed.proj.weight", 4)
+    blocks = {key.split(".")[1] for key in state if key.startswith("blocks.")}
+    told: dict[str, Any] = {
+        "width": width,
+        "in_channels": channels,
+        "patch_size": (down, across),
+        # Up to the first gap: what comes after it is unexpected, and a huge number cannot ask for as many blocks.
+        "depth": next(number for number in itertools.count() if str(number) not in blocks),
+        "patch_bias": "patch_embed.proj.bias" in state,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+        "qk_norm": "blocks.0.attn.q_norm.weight" in state,
+        "embed_norm": "embed_norm.weight" in state,
+        "layer_scale": 1e-5 if "blocks.0.residual1.scale" in state else None,
+        "class_token": "class_token" in state,
+        "distill_token": "distill_token" in state,
+        "num_registers": shape("registers", 2)[0] if "registers" in state else 0,
+        "num_classes": shape("head.out.weight", 2)[0] if "head.out.weight" in state else 0,
+        "head_hidden": shape("head.hidden.weight", 2)[0] if "head.hidden.weight" in state else 0,
+        "final_norm": "pooled" if "fc_norm.weight" in found.shapes else "tokens",
+    }
+    if not told["num_classes"]:
+        told["head_hidden"] = 0  # a hidden layer without a classifier is of no use
+    if "blocks.0.mlp.gate_and_up.weight" in state:
+        told |= {"mlp": "swiglu", "mlp_dim": shape("blocks.0.mlp.gate_and_up.weight", 2)[0] // 2}
+    else:
+        told["mlp_dim"] = shape("blocks.0.mlp.up.weight", 2)[0]
+    if told["mlp_dim"] == 4 * width:
+        told["mlp_dim"] = None
+    if "positions.table" in state:
+        told["position"] = "learned"
+    elif "blocks.0.attn.relative_bias.table" in state:
+        told["position"] = "relative_bias"
+        told["num_heads"] = shape("blocks.0.attn.relative_bias.table", 2)[1]
+    if "blocks.0.attn.q_norm.weight" in state:
+        told["num_heads"] = width // max(1, shape("blocks.0.attn.q_norm.weight", 1)[0])
+    for key, sizes in found.shapes.items():
+        if key.endswith("/query/kernel") and len(sizes) == 3:  # in, heads, each head's width
+            told["num_heads"] = sizes[1]
+    if told["num_classes"] and not told["head_hidden"] and shape("head.out.weight", 2)[1] == 2 * width:
+        told["pooling"] = "cls_mean"
+    return told
+
+
+def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
+    """What the origin's authors take for granted."""
+    width = told["width"]
+    conventions: dict[str, Any] = {
+        "num_heads": HEADS_BY_WIDTH.get(width, max(1, width // 64)),
+        "norm_eps": 1e-6,
+        "mlp": "gelu",
+        "pooling": "cls" if told["class_token"] and told["final_norm"] == "tokens" else "mean",
+    }
+    if found.origin.name == "transformers" and not told["num_registers"]:
+        conventions["position_resampling"] = "plain"
+    if "position" not in told:
+        # Of the models that come without a table of positions, those with a LayerScale of this name use RoPE, and
+        # those of them with registers measure from the centre (DINOv3).
+        rotary = "blocks.0.gamma_1" in found.shapes or "rope_embed.periods" in found.shapes
+        conventions["position"] = "rope2d" if rotary else "none"
+        if told["num_registers"]:
+            conventions["rope_coordinates"] = "centred"
+            conventions["norm_eps"] = 1e-5
+    return conventions | dict(found.origin.conventions)
+
+
+def _grid(
+    state: Mapping[str, Tensor], told: Mapping[str, Any], sources: Sequence[tuple[str, Mapping[str, Any]]], source: str
+) -> tuple[Size, str, str]:
+    """The image size that the positions were made for, which prefix tokens own rows, and where that came from."""
+    down, across = told["patch_size"]
+    sizes = [
+        (where, _pair(settings["image_size"])) for where, settings in sources if settings.get("image_size") is not None
+    ]
+    prefix = told["class_token"] + told["distill_token"] + told["num_registers"]
+    if told["position"] == "learned":
+        rows = len(state["positions.table"])
+        # All prefix tokens own rows, or the class token alone (DINOv2), or none.
+        owners = {"all": prefix, "class": 1, "none": 0} if told["class_token"] else {"all": prefix, "none": 0}
+
+        def fits(grid: Size) -> str | None:
+            return next((who for who, count in owners.items() if rows - count == grid[0] * grid[1]), None)
+
+        for where, (height, width) in sizes:
+            who = fits((height // down, width // across)) if height % down == width % across == 0 else None
+            if who:
+                return (height, width), who, where
+        for who, count in owners.items():
+            side = math.isqrt(max(0, rows - count))
+            if side and side**2 == rows - count:
+                return (side * down, side * across), who, "shapes"
+        raise CheckpointError(
+            f"{source}: its {rows} positions are not a square grid; say the image size that they were made for, "
+            f"as in image_size=(height, width)"
+        )
+    if told["position"] == "relative_bias":
+        rows = len(state["blocks.0.attn.relative_bias.table"]) - 3 * (prefix > 0)
+        for where, (height, width) in sizes:
+            if (2 * (height // down) - 1) * (2 * (width // across) - 1) == rows:
+                return (height, width), "all", where
+        side = math.isqrt(max(0, rows))
+        if side**2 == rows and side % 2:
+            return ((side + 1) // 2 * down, (side + 1) // 2 * across), "all", "shapes"
+        raise CheckpointError(
+            f"{source}: its {rows} relative positions are not of a square grid; say the image size that they were made "
+            f"for, as in image_size=(height, width)"
+        )
+    where, size = sizes[0] if sizes else ("a usual size", (224 // down * down, 224 // across * across))
+    return size, "all", where
+
+
+def _pair(size: Any) -> Size:
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return int(height), int(width)

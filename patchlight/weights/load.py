@@ -1,0 +1,413 @@
+"""Any ViT checkpoint to the model that its authors meant, with its preprocessing; or one clear sentence."""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchlight.config import PreprocessConfig, ViTConfig, check_names
+from patchlight.errors import PatchlightError
+from patchlight.images.preprocess import Preprocess
+from patchlight.images.preprocess import from_timm as timm_preprocess
+from patchlight.images.preprocess import from_transformers as transformers_preprocess
+from patchlight.models.positions import resample
+from patchlight.models.vit import ViT
+from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
+from patchlight.weights.convert import State, convert, reorder_rope
+from patchlight.weights.fetch import fetch
+from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, recognise
+from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
+
+ASSETS = Path(__file__).parent.parent / "assets"
+
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+# What the name of a timm architecture says, and its config file does not.
+TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("quickgelu", {"mlp": "quick_gelu"}),
+    ("siglip", {"pooling": "mean"}),
+    ("_clip_", {"norm_eps": 1e-5}),
+    ("dinov3", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5, "pooling": "mean"}),
+    ("_rope_", {"position": "rope2d"}),
+)
+
+TRANSFORMERS_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "quick_gelu": "quick_gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "swiglu",  # only gated MLPs have it
+}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a model came from."""
+
+    source: str
+    origin: str
+    path: Path
+    licence: str | None
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of the weights file (of the index, for shards); computed when first asked for."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to use, and everything that came with it."""
+
+    model: ViT
+    config: ViTConfig
+    preprocess: Preprocess
+    labels: tuple[str, ...] | None
+    provenance: Provenance
+    why: Mapping[str, str]
+    """Where each setting of the config came from: shapes, config.json, the catalogue, a convention, or you."""
+    notes: tuple[str, ...]
+    """What was left out, replaced, resampled or assumed."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files behind a source."""
+
+    source: str
+    weights: Path
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    entry: Entry | None
+
+
+def load(
+    source: str | Path,
+    *,
+    strict: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+    preprocess: PreprocessConfig | None = None,
+    **overrides: Any,
+) -> Loaded:
+    """The model in a checkpoint, in eval mode.
+
+    `source`: "default" (the model inside the package), a catalogue name (`patchlight models`), a .safetensors, .pt,
+    .pth, .bin or .npz file, a folder (Hugging Face's, timm's or ours), or "hf:owner/name" on the hub.
+    `overrides` are settings of `ViTConfig` that the checkpoint cannot tell, such as `num_heads=3`; `num_classes=`
+    puts a fresh head in place of another, and `image_size=` resamples the positions for good. A partial load raises,
+    unless `strict=False`, which says in `notes` what is missing.
+    """
+    check_names(ViTConfig, overrides)
+    found = find(source, revision)
+    tensors = read_checkpoint(found.weights)
+    encoder = recognise(tensors, str(source))
+    del tensors  # from here on, what the encoder does not need can go
+    with _naming(str(source), "a tensor is not what its name promises"):
+        state, left_out = convert(encoder.state, encoder.origin)
+    _check_finite(state, found.weights, str(source))
+    with _naming(str(source), "its config.json has a value that cannot be"):
+        reading = _read(state, encoder, found, overrides)
+        own_preprocess = _own_preprocess(found)
+    notes = _notes(encoder, left_out, reading)
+
+    config = _target(reading.config, overrides, notes)
+    if encoder.origin.name == "timm" and config.position == "rope2d" and config.rope_coordinates == "index":
+        state = reorder_rope(state, config)
+    _resample_positions(state, reading.config, config)
+    with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
+        model = ViT(config)
+    _fill(model, state, reading.config, notes, strict=strict, source=str(source), dtype=dtype, device=device)
+    return Loaded(
+        model=model.eval(),
+        config=config,
+        preprocess=_preprocess(own_preprocess, config, preprocess, notes),
+        labels=_labels(found, config),
+        provenance=Provenance(str(source), encoder.origin.name, found.weights, _licence(found)),
+        why=reading.why,
+        notes=tuple(notes),
+    )
+
+
+def _check_finite(state: State, weights: Path, source: str) -> None:
+    """Refuse NaN and infinity, after the parts were joined and freed; by the name that the tensor has in the file."""
+    try:
+        check_finite(state, source)
+    except CheckpointError:
+        check_finite(recognise(read_checkpoint(weights), source).state, source)
+        raise
+
+
+@contextlib.contextmanager
+def _naming(source: str, what: str) -> Iterator[None]:
+    """Whatever a damaged checkpoint makes our own code trip over becomes one line that names the checkpoint."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except PatchlightError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{source}: {what} ({type(error).__name__}: {reason})") from error
+
+
+def find(source: str | Path, revision: str | None = None) -> Found:
+    """The weights file of a source, and the config files beside it."""
+    name = str(source)
+    if name == "default":
+        if not (ASSETS / "default").is_dir():
+            raise CheckpointError("default: this version carries no model of its own yet; name a checkpoint")
+        return _in_folder(name, ASSETS / "default", None)
+    if name.startswith("hf:"):
+        return _in_folder(name, fetch(name.removeprefix("hf:"), revision), find_by_hub(name.removeprefix("hf:")))
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _in_folder(name, path, None)
+        exists = path.exists() or path.is_symlink()
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise CheckpointError(f"{name}: {(error.strerror or 'cannot be read').lower()}") from None
+    if exists:
+        beside = _beside(path.parent) if path.name in WEIGHT_FILES else ({}, {})
+        return Found(name, path, *beside, None)
+    if name in CATALOGUE:
+        return _in_folder(name, fetch(CATALOGUE[name].hub, revision), CATALOGUE[name])
+    nearest = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.7)
+    hint = (
+        f"did you mean {nearest[0]!r}?" if nearest else "`patchlight models` lists the names, hf:owner/name is the hub"
+    )
+    raise CheckpointError(f"{name}: no such file, folder or catalogue name; {hint}")
+
+
+def _in_folder(source: str, folder: Path, entry: Entry | None) -> Found:
+    weights = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
+    if weights is None:
+        others = sorted(
+            path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt", ".pth", ".bin", ".npz")
+        )
+        if len(others) != 1:
+            what = f"several ({', '.join(path.name for path in others)}): name one" if others else "none"
+            raise CheckpointError(f"{source}: expected model.safetensors or one other weights file in it; found {what}")
+        weights = others[0]
+    return Found(source, weights, *_beside(folder), entry)
+
+
+def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    config, preprocessor = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in ("config.json", "preprocessor_config.json")
+    )
+    return config, preprocessor
+
+
+def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[str, Any]) -> Reading:
+    """The checkpoint's own config. Its head and image size are its own business, whatever the caller wants of them."""
+    if "patchlight" in found.config:
+        check_config(state, encoder, _our_part(found, "model"), "config.json", found.source)
+        own = ViTConfig.from_dict(_our_part(found, "model"))
+        return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
+    hints: list[tuple[str, Mapping[str, Any]]] = []
+    if "architecture" in found.config:
+        hints.append(("config.json", _timm_hints(found.config)))
+    elif found.config:
+        hints.append(("config.json", _transformers_hints(found.config, found.source)))
+    if found.entry is not None:
+        hints.append(("the catalogue", found.entry.settings))
+    asked = {name: value for name, value in overrides.items() if name not in ("num_classes", "head_hidden")}
+    return read_config(state, encoder, hints, asked, found.source)
+
+
+def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm's config.json says beyond the shapes."""
+    hints: dict[str, Any] = {}
+    for part, settings in TIMM_ARCHITECTURES:
+        if part in str(config["architecture"]):
+            hints |= settings
+    arguments = config.get("model_args") or {}
+    pooling = {"token": "cls", "avg": "mean"}.get(arguments.get("global_pool") or config.get("global_pool") or "")
+    size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
+    given = {"num_heads": arguments.get("num_heads"), "image_size": size or None, "pooling": pooling}
+    return hints | {name: value for name, value in given.items() if value is not None}
+
+
+def _transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
+    config = config.get("vision_config") or config
+    hints: dict[str, Any] = {
+        "width": config.get("hidden_size"),
+        "depth": config.get("num_hidden_layers"),
+        "num_heads": config.get("num_attention_heads"),
+        "norm_eps": config.get("layer_norm_eps"),
+        "image_size": config.get("image_size"),
+        "rope_base": config.get("rope_theta"),
+    }
+    patch = config.get("patch_size")
+    hints["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch) if patch else None
+    activation = config.get("hidden_act")
+    if isinstance(activation, str):
+        if activation not in TRANSFORMERS_ACTIVATIONS:
+            raise CheckpointError(f"{source}: config.json says hidden_act={activation!r}, which we do not have")
+        hints["mlp"] = TRANSFORMERS_ACTIVATIONS[activation]
+    return {name: value for name, value in hints.items() if value is not None}
+
+
+def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Reading) -> list[str]:
+    notes = [f"left out {meaning} ({_count(keys)})" for meaning, keys in left_out.items()]
+    if encoder.prefix:
+        notes.append(f"took the encoder below {encoder.prefix!r}")
+    if encoder.beside:
+        notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
+    for name in ("num_heads", "mlp", "norm_eps"):
+        if reading.why.get(name, "").startswith("convention"):
+            notes.append(
+                f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"
+            )
+    return notes
+
+
+def _count(keys: list[str]) -> str:
+    return f"{keys[0]}" if len(keys) == 1 else f"{len(keys)} tensors: {keys[0]}, ..."
+
+
+def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> ViTConfig:
+    """The checkpoint's config with what the caller wants otherwise, said in notes."""
+    try:
+        asked = dataclasses.replace(own, **overrides)
+    except PatchlightError as error:
+        raise CheckpointError(str(error)) from None
+    if asked.image_size != own.image_size and own.position in ("learned", "relative_bias"):
+        notes.append(f"resampled positions from {_size(own.image_size)} to {_size(asked.image_size)}")
+    if asked.num_classes != own.num_classes:
+        fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
+        notes.append(f"{fresh} in place of its {own.num_classes} classes" if own.num_classes else fresh)
+    return asked
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _resample_positions(state: State, own: ViTConfig, config: ViTConfig) -> None:
+    if own.grid == config.grid:
+        return
+    for key, table in state.items():
+        if key == "positions.table":
+            prefix, rows = table.tensor_split([own.num_prefix_positions])
+            state[key] = torch.cat([prefix, resample(rows, own.grid, config.grid, config.position_resampling)])
+        elif key.endswith(".relative_bias.table"):
+            old, new = ((2 * h - 1, 2 * w - 1) for h, w in (own.grid, config.grid))
+            rows, prefix = table.tensor_split([old[0] * old[1]])
+            state[key] = torch.cat([resample(rows, old, new, config.position_resampling), prefix])
+
+
+def _fill(
+    model: ViT,
+    state: State,
+    own: ViTConfig,
+    notes: list[str],
+    *,
+    strict: bool,
+    source: str,
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> None:
+    """Move the tensors into the model; what does not fit is named, and a fresh head is drawn where one is wanted."""
+    wanted = model.state_dict()
+    if model.config.num_classes != own.num_classes:
+        for key in [key for key in state if key.startswith(("head.", "distill_head."))]:
+            del state[key]
+        fresh = {key for key in wanted if key.startswith(("head.", "distill_head."))}
+    else:
+        fresh = set()
+    missing = sorted(set(wanted) - set(state) - fresh)
+    unexpected = sorted(set(state) - set(wanted))
+    reshaped = sorted(key for key in set(wanted) & set(state) if wanted[key].shape != state[key].shape)
+    for key in sorted(set(wanted) & set(state)):
+        if not state[key].is_floating_point():
+            raise CheckpointError(f"{source}: the tensor for {key!r} is of type {state[key].dtype}; weights are floats")
+    problems = [
+        f"{what}: {', '.join(keys[:5])}" + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
+        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
+        if keys
+    ]
+    if problems and strict:
+        raise CheckpointError(f"{source}: does not fit the model; {'; '.join(problems)}; strict=False loads the rest")
+    notes += problems
+    fitting: dict[str, Tensor] = {}
+    for key in list(state):
+        value = state.pop(key)
+        if key in wanted and key not in reshaped:
+            fitting[key] = value.to(device=device, dtype=dtype)
+    if len(fitting) < len(wanted):  # whatever the checkpoint lacks starts fresh
+        drawn = ViT(model.config).state_dict()
+        fitting |= {key: drawn[key].to(device=device, dtype=dtype) for key in wanted if key not in fitting}
+    model.load_state_dict(fitting, assign=True)
+
+
+def _preprocess(
+    own: PreprocessConfig | None, config: ViTConfig, asked: PreprocessConfig | None, notes: list[str]
+) -> Preprocess:
+    if own is None:
+        own = PreprocessConfig(image_size=config.image_size, crop_pct=0.875)
+        if asked is None:
+            notes.append(
+                "its preprocessing is not known: the usual of ImageNet is assumed; pass preprocess= to change it"
+            )
+    elif asked is not None:
+        notes += [f"preprocessing differs from its own: {difference}" for difference in asked.differences(own)]
+    return Preprocess(asked or own)
+
+
+def _own_preprocess(found: Found) -> PreprocessConfig | None:
+    if "patchlight" in found.config:
+        return PreprocessConfig.from_dict(_our_part(found, "preprocess"))
+    if found.preprocessor:
+        return transformers_preprocess(found.preprocessor)
+    if found.config.get("pretrained_cfg"):
+        return timm_preprocess(found.config["pretrained_cfg"])
+    return found.entry.preprocess if found.entry else None
+
+
+def _our_part(found: Found, part: str) -> dict[str, Any]:
+    own = found.config["patchlight"]
+    if not isinstance(own, dict) or own.get("version") != 1 or not isinstance(own.get(part), dict):
+        raise CheckpointError(
+            f"{found.source}: the patchlight part of its config.json is damaged, or of a later version"
+        )
+    return own[part]
+
+
+def _licence(found: Found) -> str | None:
+    if "patchlight" in found.config:
+        return found.config["patchlight"].get("licence")
+    return found.entry.licence if found.entry else None
+
+
+def _labels(found: Found, config: ViTConfig) -> tuple[str, ...] | None:
+    """The names of the classes, if the checkpoint has as many as the model."""
+    labels: Any = (found.config.get("patchlight") or {}).get("labels")
+    labels = labels or found.config.get("label_names") or (found.config.get("pretrained_cfg") or {}).get("label_names")
+    by_number = found.config.get("id2label")
+    if labels is None and isinstance(by_number, dict) and config.num_classes:
+        labels = [by_number.get(str(index)) for index in range(config.num_classes)]
+        if labels[0] == "LABEL_0":  # transformers' way of having none
+            return None
+    if not isinstance(labels, list) or len(labels) != config.num_classes or not all(isinstance(x, str) for x in labels):
+        return None
+    return tuple(labels)

@@ -1,0 +1,325 @@
+"""One checkpoint of every origin, written by that origin's own code or read by timm's own converters, not by ours."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import oracles
+from models_at_random import randomize, tiny_vit
+from patchlight.weights.load import load
+
+TINY = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+
+
+def image(height: int = 32, width: int = 32) -> torch.Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=2e-5 * max(1.0, theirs.abs().max().item()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "changes"),
+    [
+        ("ViTModel", "ViTConfig", {}),
+        ("ViTModel", "ViTConfig", {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-5, "image_size": [24, 40]}),
+        ("ViTForImageClassification", "ViTConfig", {"num_labels": 7}),
+        ("DeiTModel", "DeiTConfig", {}),
+        ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {"num_labels": 7}),
+        ("Dinov2Model", "Dinov2Config", {}),
+        ("Dinov2Model", "Dinov2Config", {"use_swiglu_ffn": True}),
+        ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 7}),
+        ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {}),
+        ("DINOv3ViTModel", "DINOv3ViTConfig", {}),
+        ("DINOv3ViTModel", "DINOv3ViTConfig", {"use_gated_mlp": True, "hidden_act": "silu", "key_bias": True}),
+        ("CLIPVisionModel", "CLIPVisionConfig", {}),
+        ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {"projection_dim": 20, "hidden_act": "gelu"}),
+        ("ViTMAEModel", "ViTMAEConfig", {"mask_ratio": 0.0}),
+        ("ViTMAEForPreTraining", "ViTMAEConfig", {"mask_ratio": 0.0}),
+    ],
+)
+@torch.no_grad()
+def test_transformers(model: str, config: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    transformers = oracles.transformers()
+    made = getattr(transformers, model)(getattr(transformers, config)(**TINY | changes)).eval()
+    randomize(made)
+    made.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    sizes = changes.get("image_size", [32, 32])
+    picture = image(*sizes)
+    if model == "ViTMAEForPreTraining":
+        made = made.vit
+    if "MAE" in model:  # it shuffles its patches even when it keeps them all; in order, it is a ViT
+        theirs = made(picture, noise=torch.arange(16.0).expand(2, -1)).last_hidden_state
+    elif model == "CLIPVisionModelWithProjection":
+        theirs = made(picture).image_embeds
+        close(loaded.model(picture), theirs)
+        return
+    elif loaded.config.num_classes:
+        close(loaded.model(picture), made(picture).logits)
+        theirs = getattr(made, made.base_model_prefix)(picture).last_hidden_state
+    else:
+        theirs = made(picture).last_hidden_state
+    if "CLIP" in model:
+        close(loaded.model.intermediates(picture, [-1])[0], theirs)
+        close(loaded.model(picture), made(picture).pooler_output)
+    else:
+        close(loaded.model.tokens(picture), theirs)
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [("Dinov2", (40, 24)), ("Dinov2WithRegisters", (40, 24)), ("DINOv3ViT", (40, 24))]
+)
+@torch.no_grad()
+def test_transformers_at_another_size(family: str, size: tuple[int, int], tmp_path: Path) -> None:
+    transformers = oracles.transformers()
+    made = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**TINY)).eval()
+    randomize(made)
+    made.save_pretrained(tmp_path)
+    close(load(tmp_path).model.tokens(image(*size)), made(image(*size)).last_hidden_state)
+
+
+@torch.no_grad()
+def test_transformers_4_naming(tmp_path: Path) -> None:
+    """The names that most files on the hub have."""
+    made = tiny_vit()
+    renamed = {}
+    for key, value in made.state_dict().items():
+        if ".attn.qkv." in key:
+            block, kind = key.split(".")[1], key.split(".")[-1]
+            for part, piece in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                renamed[f"vit.encoder.layer.{block}.attention.attention.{part}.{kind}"] = piece.contiguous()
+            continue
+        for ours, theirs in (
+            ("head.out.", "classifier."),
+            ("class_token", "vit.embeddings.cls_token"),
+            ("positions.table", "vit.embeddings.position_embeddings"),
+            ("patch_embed.proj.", "vit.embeddings.patch_embeddings.projection."),
+            (".attn.out.", ".attention.output.dense."),
+            (".mlp.up.", ".intermediate.dense."),
+            (".mlp.down.", ".output.dense."),
+            (".norm1.", ".layernorm_before."),
+            (".norm2.", ".layernorm_after."),
+            ("blocks.", "vit.encoder.layer."),
+        ):
+            key = key.replace(ours, theirs)
+        key = key.replace("norm.", "vit.layernorm.") if key.startswith("norm.") else key
+        renamed[key] = value[None] if key.endswith(("cls_token", "position_embeddings")) else value
+    renamed["vit.pooler.dense.weight"] = torch.zeros(24, 24)
+    save_file(renamed, tmp_path / "x.safetensors")
+    loaded = load(tmp_path / "x.safetensors", num_heads=2, norm_eps=1e-6)
+    assert torch.equal(loaded.model(image()), made(image()))
+    assert any("pooler" in note for note in loaded.notes)
+
+
+@torch.no_grad()
+def test_torchvision(tmp_path: Path) -> None:
+    oracles.timm()  # makes torchvision importable
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    made = VisionTransformer(
+        image_size=32,
+        patch_size=8,
+        num_layers=2,
+        num_heads=3,
+        hidden_dim=48,
+        mlp_dim=96,
+        num_classes=7,
+        representation_size=20,
+    ).eval()
+    randomize(made)
+    torch.save(made.state_dict(), tmp_path / "vit.pth")
+    close(load(tmp_path / "vit.pth", num_heads=3).model(image()), made(image()))
+
+
+def timm_vit(**changes: Any) -> torch.nn.Module:
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 0}
+    made = oracles.timm().create_model(changes.pop("name", "vit_tiny_patch16_224"), **settings | changes).eval()
+    randomize(made)
+    return made
+
+
+@torch.no_grad()
+def test_dino_v1_takes_the_teacher_and_drops_the_projection_head(tmp_path: Path) -> None:
+    teacher, student = timm_vit(), timm_vit()
+    randomize(student, seed=5)
+    checkpoint: dict[str, Any] = {"epoch": 3, "optimizer": {"state": {0: {"exp_avg": torch.zeros(2)}}}}
+    for name, made, wrapper in (("student", student, "module.backbone."), ("teacher", teacher, "backbone.")):
+        checkpoint[name] = {wrapper + key: value for key, value in made.state_dict().items()}
+        checkpoint[name] |= {wrapper.replace("backbone", "head") + "mlp.0.weight": torch.zeros(4, 48)}
+    torch.save(checkpoint, tmp_path / "checkpoint.pth")
+    loaded = load(tmp_path / "checkpoint.pth", num_heads=3)
+    close(loaded.model.tokens(image()), teacher.forward_features(image()))
+    assert "took the encoder below 'teacher.backbone.'" in loaded.notes
+    assert any("head.mlp" in note or "beside the encoder" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("registers", [0, 4])
+@torch.no_grad()
+def test_dinov2_in_chunks(registers: int, tmp_path: Path) -> None:
+    """As published: blocks in chunks, a mask token, and positions for the class token but not for registers."""
+    generator = torch.Generator().manual_seed(0)
+    made = timm_vit(
+        name="vit_small_patch14_reg4_dinov2", reg_tokens=registers, mlp_ratio=4, no_embed_class=registers > 0
+    )
+    state = {key: value.clone() for key, value in made.state_dict().items()}
+    chunked = {}
+    for key, value in state.items():
+        if key.startswith("blocks."):
+            block, rest = key.removeprefix("blocks.").split(".", 1)
+            key = f"blocks.{int(block) // 2}.{block}.{rest}"
+        chunked[key] = value
+    chunked["mask_token"] = torch.zeros(1, 48)
+    if registers:
+        chunked["register_tokens"] = chunked.pop("reg_token")
+        row = torch.randn(1, 1, 48, generator=generator)
+        chunked["pos_embed"] = torch.cat([row, chunked["pos_embed"]], 1)
+        chunked["cls_token"] = chunked["cls_token"] - row
+    torch.save(chunked, tmp_path / "dinov2.pth")
+    loaded = load(tmp_path / "dinov2.pth", num_heads=3)
+    assert loaded.config.prefix_positions == ("class" if registers else "all")
+    close(loaded.model.tokens(image()), made.forward_features(image()))
+
+
+@torch.no_grad()
+def test_mae_drops_its_decoder_and_says_so(tmp_path: Path) -> None:
+    made = timm_vit()
+    state = made.state_dict() | {"mask_token": torch.zeros(1, 1, 8), "decoder_pos_embed": torch.zeros(1, 17, 8)}
+    state |= {"decoder_blocks.0.norm1.weight": torch.zeros(8), "decoder_pred.weight": torch.zeros(3, 8)}
+    torch.save({"model": state}, tmp_path / "mae.pth")
+    loaded = load(tmp_path / "mae.pth", num_heads=3)
+    close(loaded.model.tokens(image()), made.forward_features(image()))
+    assert any("the decoder of pre-training (3 tensors" in note for note in loaded.notes)
+
+
+@torch.no_grad()
+def test_open_clip_visual_tower(tmp_path: Path) -> None:
+    """Random tensors under OpenCLIP's names, read by timm's converter and by ours."""
+    from importlib import import_module
+
+    made = timm_vit(name="vit_base_patch32_clip_quickgelu_224", num_classes=20, depth=2)
+    generator = torch.Generator().manual_seed(3)
+    width, state = 48, {}
+    shapes = {
+        "class_embedding": (width,),
+        "positional_embedding": (17, width),
+        "conv1.weight": (width, 3, 8, 8),
+        "proj": (width, 20),
+        **{f"{norm}.{part}": (width,) for norm in ("ln_pre", "ln_post") for part in ("weight", "bias")},
+    }
+    for block in range(2):
+        inside = {
+            "attn.in_proj_weight": (3 * width, width),
+            "attn.in_proj_bias": (3 * width,),
+            "attn.out_proj.weight": (width, width),
+            "attn.out_proj.bias": (width,),
+            "mlp.c_fc.weight": (4 * width, width),
+            "mlp.c_fc.bias": (4 * width,),
+            "mlp.c_proj.weight": (width, 4 * width),
+            "mlp.c_proj.bias": (width,),
+            **{f"{norm}.{part}": (width,) for norm in ("ln_1", "ln_2") for part in ("weight", "bias")},
+        }
+        shapes |= {f"transformer.resblocks.{block}.{key}": shape for key, shape in inside.items()}
+    state = {f"visual.{key}": torch.randn(shape, generator=generator) * 0.2 for key, shape in shapes.items()}
+    state["token_embedding.weight"] = torch.zeros(5, 5)  # of the text tower
+    oracles.timm()
+    converter = import_module("timm.models.vision_transformer")._convert_openai_clip
+    made.load_state_dict(converter(state, made))
+    save_file(state, tmp_path / "open_clip.safetensors")
+    loaded = load(tmp_path / "open_clip.safetensors", num_heads=3, mlp="quick_gelu")
+    close(loaded.model(image()), made(image()))
+    assert any("token_embedding.weight" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/", "params/img/"])
+@torch.no_grad()
+def test_jax(prefix: str, tmp_path: Path) -> None:
+    """Random arrays under the original's names, read by timm's loader and by ours."""
+    made = timm_vit(num_classes=7, depth=2)
+    rng, width = np.random.default_rng(0), 48
+    shapes: dict[str, tuple[int, ...]] = {
+        "cls": (1, 1, width),
+        "embedding/kernel": (8, 8, 3, width),
+        "embedding/bias": (width,),
+        "head/kernel": (width, 7),
+        "head/bias": (7,),
+        "Transformer/encoder_norm/scale": (width,),
+        "Transformer/encoder_norm/bias": (width,),
+    }
+    big_vision = prefix.startswith("params")
+    shapes["pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"] = (1, 17, width)
+    attention, mlp, norm2 = (0, 0, 1) if big_vision else (1, 3, 2)
+    for block in range(2):
+        inside: dict[str, tuple[int, ...]] = {
+            f"MultiHeadDotProductAttention_{attention}/out/kernel": (3, 16, width),
+            f"MultiHeadDotProductAttention_{attention}/out/bias": (width,),
+            f"MlpBlock_{mlp}/Dense_0/kernel": (width, 4 * width),
+            f"MlpBlock_{mlp}/Dense_0/bias": (4 * width,),
+            f"MlpBlock_{mlp}/Dense_1/kernel": (4 * width, width),
+            f"MlpBlock_{mlp}/Dense_1/bias": (width,),
+            **{f"LayerNorm_{norm}/{part}": (width,) for norm in (0, norm2) for part in ("scale", "bias")},
+        }
+        for part in ("query", "key", "value"):
+            inside[f"MultiHeadDotProductAttention_{attention}/{part}/kernel"] = (width, 3, 16)
+            inside[f"MultiHeadDotProductAttention_{attention}/{part}/bias"] = (3, 16)
+        shapes |= {f"Transformer/encoderblock_{block}/{key}": shape for key, shape in inside.items()}
+    arrays = {prefix + key: rng.normal(size=shape).astype(np.float32) * 0.2 for key, shape in shapes.items()}
+    np.savez(tmp_path / "vit.npz", **arrays)
+    made.load_pretrained(str(tmp_path / "vit.npz"))
+    loaded = load(tmp_path / "vit.npz")
+    assert (loaded.config.num_heads, loaded.why["num_heads"]) == (3, "shapes")
+    close(loaded.model(image()), made(image()))
+    if big_vision:
+        stacked = {key: value for key, value in arrays.items() if "encoderblock_" not in key}
+        for key in [key for key in arrays if "encoderblock_0" in key]:
+            both = [arrays[key], arrays[key.replace("encoderblock_0", "encoderblock_1")]]
+            stacked[key.replace("encoderblock_0", "encoderblock")] = np.stack(both)
+        np.savez(tmp_path / "stacked.npz", **stacked)
+        assert load(tmp_path / "stacked.npz", num_heads=3).config.depth == 2
+        assert torch.equal(load(tmp_path / "stacked.npz", num_heads=3).model(image()), loaded.model(image()))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("vit_tiny_patch16_224", {}),
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("vit_small_patch14_reg4_dinov2", {"image_size": 518}),
+        ("vit_giant_patch14_dinov2", {"image_size": 518, "depth": 1}),
+        ("vit_base_patch16_clip_quickgelu_224", {}),
+        ("vit_small_patch16_rope_224", {}),
+        ("vit_small_patch16_dinov3", {"image_size": 256}),
+        ("vit_small_plus_patch16_dinov3", {"image_size": 256}),
+        ("vit_medium_patch16_gap_240", {"image_size": 240}),
+        ("vit_relpos_small_patch16_cls_224", None),
+        ("deit3_small_patch16_224", {}),
+    ],
+)
+@torch.no_grad()
+def test_timm_hub_folder(name: str, told: dict[str, int] | None, tmp_path: Path) -> None:
+    """timm's own layout: config.json with architecture, model_args and pretrained_cfg; the real widths, two blocks."""
+    if told is None:
+        pytest.skip("its positions are an MLP of log distances, which comes with the other families")
+    timm = oracles.timm()
+    made = timm.create_model(name, depth=told.get("depth", 2), num_classes=5).eval()
+    randomize(made)
+    from timm.models import save_for_hf
+
+    save_for_hf(made, tmp_path, model_args={"depth": 2}, safe_serialization=True)
+    loaded = load(tmp_path)
+    size = told.get("image_size", 224)
+    assert loaded.config.num_classes == 5
+    assert loaded.preprocess.config.image_size == made.pretrained_cfg["input_size"][1:]
+    small = min(size, 64 if "patch16" in name else 56)
+    if name.startswith(("vit_small_patch16_rope", "vit_small_patch16_dinov3", "vit_small_plus")):
+        picture = image(small, small)
+        made.set_input_size(img_size=(small, small)) if hasattr(made, "set_input_size") else None
+    else:
+        picture = image(size, size)
+    close(loaded.model.tokens(picture), made.forward_features(picture))
+    close(loaded.model(picture), made(picture))

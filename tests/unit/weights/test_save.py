@@ -1,0 +1,112 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import oracles
+from models_at_random import POSITIONS, tiny_vit
+from patchlight.config import PreprocessConfig
+from patchlight.errors import PatchlightError
+from patchlight.weights.load import load
+from patchlight.weights.save import save
+
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"position": position} for position in POSITIONS),
+        {"num_registers": 3, "layer_scale": 0.1, "mlp": "swiglu", "qk_norm": True, "prefix_positions": "class"},
+        {"distill_token": True},
+        {"head_hidden": 9, "embed_norm": True, "patch_bias": False},
+        {"pooling": "cls_mean"},
+        {"num_classes": 0, "class_token": False, "pooling": "mean", "final_norm": "pooled"},
+    ],
+    ids=str,
+)
+def test_a_saved_model_reloads_bit_for_bit(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_vit(**changes)
+    preprocess = PreprocessConfig(image_size=(32, 32), crop_pct=0.8)
+    save(model, tmp_path / "m", preprocess=preprocess, licence="MIT")
+    loaded = load(tmp_path / "m")
+    assert loaded.config == model.config
+    assert loaded.preprocess.config == preprocess
+    assert loaded.provenance.licence == "MIT"
+    assert torch.equal(loaded.model(IMAGE), model(IMAGE))
+    again = save(loaded, tmp_path / "again")
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "m" / "model.safetensors").read_bytes()
+    assert (again / "config.json").read_text() == (tmp_path / "m" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 40)])
+@torch.no_grad()
+def test_transformers_reads_what_we_save(size: tuple[int, int], tmp_path: Path) -> None:
+    transformers = oracles.transformers()
+    model = tiny_vit(image_size=size, mlp="gelu_tanh", norm_eps=1e-5)
+    save(model, tmp_path / "m", layout="transformers", labels=list("abcde"))
+    image = torch.randn(2, 3, *size)
+    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "m").eval()
+    torch.testing.assert_close(theirs(image).logits, model(image), atol=1e-5, rtol=1e-5)
+    assert theirs.config.id2label[2] == "c"
+    assert load(tmp_path / "m").labels == tuple("abcde")
+    save(tiny_vit(num_classes=0), tmp_path / "headless", layout="transformers")
+    theirs = transformers.ViTModel.from_pretrained(tmp_path / "headless", add_pooling_layer=False).eval()
+    torch.testing.assert_close(
+        theirs(IMAGE).last_hidden_state, tiny_vit(num_classes=0).tokens(IMAGE), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"image_size": (16, 40)},
+        {"num_registers": 2, "layer_scale": 0.1, "qk_norm": True, "mlp": "quick_gelu"},
+        {"class_token": False, "pooling": "mean", "final_norm": "pooled", "prefix_positions": "none"},
+        {"embed_norm": True, "patch_bias": False, "norm_eps": 1e-5, "in_channels": 1},
+        {"num_classes": 0},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_timm_reads_what_we_save(changes: dict[str, Any], tmp_path: Path) -> None:
+    timm = oracles.timm()
+    model = tiny_vit(**changes)
+    save(model, tmp_path / "m", layout="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
+    image = torch.randn(2, model.config.in_channels, *model.config.image_size)
+    torch.testing.assert_close(theirs(image), model(image), atol=1e-5, rtol=1e-5)
+    assert torch.equal(load(tmp_path / "m").model(image), model(image))
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "message"),
+    [
+        ("transformers", {"num_registers": 1}, "num_registers=1 cannot be written with layout='transformers'"),
+        ("transformers", {"mlp": "swiglu"}, "mlp='swiglu' cannot be written"),
+        ("timm", {"position": "rope2d"}, "position='rope2d' cannot be written with layout='timm'"),
+        ("timm", {"norm_eps": 1e-3}, "norm_eps=0.001 cannot be written"),
+    ],
+)
+def test_what_another_library_does_not_have_raises(
+    layout: Any, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PatchlightError, match=message):
+        save(tiny_vit(**changes), tmp_path / "m", layout=layout)
+    assert not (tmp_path / "m").exists()
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    save(tiny_vit(), tmp_path / "m")
+    with pytest.raises(PatchlightError, match="is not empty"):
+        save(tiny_vit(), tmp_path / "m")
+    save(tiny_vit(num_classes=3), tmp_path / "m", overwrite=True)
+    assert load(tmp_path / "m").config.num_classes == 3
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    with pytest.raises(PatchlightError, match="2 labels were given for 5 classes"):
+        save(tiny_vit(), tmp_path / "n", labels=["a", "b"])
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(PatchlightError, match="is a file"):
+        save(tiny_vit(), tmp_path / "file")
