@@ -9,19 +9,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from patchlight.classification import Prediction as Prediction
+    from patchlight.classification import classify as classify
+    from patchlight.config import PreprocessConfig as PreprocessConfig
     from patchlight.config import ViTConfig as ViTConfig
     from patchlight.config import variant as variant
     from patchlight.costing import Costs as Costs
     from patchlight.costing import costs as costs
     from patchlight.errors import PatchlightError as PatchlightError
+    from patchlight.geometry import Box as Box
+    from patchlight.geometry import View as View
+    from patchlight.images.decode import ImageError as ImageError
+    from patchlight.images.decode import decode as decode
     from patchlight.models.vit import ViT as ViT
+    from patchlight.weights.load import Loaded as Loaded
+    from patchlight.weights.load import load as load
+    from patchlight.weights.save import save as save
 
 _HOMES = {
+    "Box": "patchlight.geometry",
     "Costs": "patchlight.costing",
+    "ImageError": "patchlight.images.decode",
+    "Loaded": "patchlight.weights.load",
     "PatchlightError": "patchlight.errors",
+    "Prediction": "patchlight.classification",
+    "PreprocessConfig": "patchlight.config",
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
+    "View": "patchlight.geometry",
+    "classify": "patchlight.classification",
     "costs": "patchlight.costing",
+    "decode": "patchlight.images.decode",
+    "load": "patchlight.weights.load",
+    "save": "patchlight.weights.save",
     "variant": "patchlight.config",
 }
 

@@ -3,8 +3,10 @@
 import json
 import re
 import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +16,11 @@ from patchlight.errors import PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.costing import Costs, Latency
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the model; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -26,7 +33,8 @@ def patchlight(
     """Vision Transformers: short enough to read, exact enough to trust."""
     if version:
         typer.echo(f"patchlight {__version__}")
-    elif context.invoked_subcommand is None:
+        raise typer.Exit
+    if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
@@ -36,14 +44,11 @@ def costs(
         list[str], typer.Argument(metavar="MODEL", help="Variants such as B/16, or config files (.json).")
     ],
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of every model; repeatable."),
-    ] = None,
+    settings: Settings = None,
     timed: Annotated[bool, typer.Option("--time", help="Measure the latency too.")] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Images in a timed forward pass.")] = 1,
-    device: Annotated[str, typer.Option(help="Where to time: cpu, cuda, cuda:1, mps.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="With --time: images in a forward pass.")] = 1,
+    device: Annotated[str, typer.Option(help="With --time: cpu, cuda, cuda:1, mps.")] = "cpu",
+    as_json: AsJson = False,
 ) -> None:
     """Tokens, parameters, multiply-adds and memory of models, side by side; no weights are needed."""
     changes = _parse_settings(settings or [])
@@ -52,6 +57,7 @@ def costs(
     configs = [_read_config(model, changes) for model in models]
 
     from rich.console import Console
+    from rich.text import Text
 
     from patchlight.costing import costs as count_costs
     from patchlight.costing import measure_latency
@@ -59,14 +65,130 @@ def costs(
     counted, latencies = [], []
     with Console(stderr=True).status("") as status:  # shows on a terminal only
         for model, config in zip(models, configs, strict=True):
-            status.update(f"counting {model}")
+            status.update(Text(f"counting {model}"))
             counted.append(count_costs(config))
-            status.update(f"timing {model}")
+            if timed:
+                status.update(Text(f"timing {model}"))
             latencies.append(measure_latency(config, batch=batch, device=device) if timed else None)
     if as_json:
         typer.echo(json.dumps([_costs_row(*row) for row in zip(models, counted, latencies, strict=True)], indent=2))
     else:
         _print_costs(models, counted, latencies)
+
+
+@app.command()
+def inspect(
+    source: Annotated[str, typer.Argument(help="A file, a folder, a catalogue name, or hf:owner/name.")],
+    settings: Settings = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a checkpoint is: its settings and where each was read, its preprocessing, what was left out."""
+    changes = _parse_settings(settings or [])
+
+    from patchlight.weights.load import load
+
+    loaded = load(source, revision=revision, **changes)
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    facts = {
+        "source": source,
+        "origin": loaded.provenance.origin,
+        "licence": loaded.provenance.licence,
+        "sha256": loaded.provenance.sha256,
+        "parameters": parameters,
+        "labels": None if loaded.labels is None else len(loaded.labels),
+    }
+    config, preprocess = loaded.config.to_dict(), loaded.preprocess.config.to_dict()
+    if as_json:
+        notes = list(loaded.notes)
+        values = {"config": config, "why": dict(loaded.why), "preprocess": preprocess, "notes": notes}
+        typer.echo(json.dumps(facts | values, indent=2))
+        return
+    _print_rows([(name, _plain(value)) for name, value in facts.items() if value is not None])
+    rows = [(name, _plain(value), loaded.why.get(name, "default")) for name, value in config.items()]
+    _print_rows([row for row in rows if row[0] != "architecture"], ["setting", "value", "from"])
+    _print_rows([(name, _plain(value)) for name, value in preprocess.items()], ["preprocessing", ""])
+    for note in loaded.notes:
+        typer.echo(f"note: {note}")
+
+
+@app.command()
+def models(
+    words: Annotated[list[str] | None, typer.Argument(metavar="FILTER", help="Words that a row must contain.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The checkpoints that can be loaded by name."""
+    from patchlight.weights.catalog import ENTRIES
+
+    rows = [(entry.name, entry.about, entry.licence) for entry in ENTRIES]
+    rows = [row for row in rows if all(word.lower() in " ".join(row).lower() for word in words or [])]
+    if not rows:
+        raise PatchlightError(f"no checkpoint matches {' '.join(words or [])!r}; `patchlight models` lists them all")
+    if as_json:
+        typer.echo(json.dumps([dict(zip(("name", "about", "licence"), row, strict=True)) for row in rows], indent=2))
+    else:
+        _print_rows(rows, ["name", "what", "licence"])
+
+
+@app.command()
+def classify(
+    photos: Annotated[list[str], typer.Argument(metavar="PHOTO", help="Image files.")],
+    model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """The likeliest classes of photos, by a checkpoint with a head."""
+    changes = _parse_settings(settings or [])
+
+    from patchlight.classification import classify as classify_photo
+    from patchlight.images.decode import ImageError
+    from patchlight.weights.load import load
+
+    loaded = load(model, **changes)
+    failed = 0
+    for photo in photos:
+        try:
+            prediction = classify_photo(loaded, photo, top)
+        except ImageError as error:
+            if len(photos) == 1:
+                raise
+            failed += 1
+            typer.echo(f"patchlight: {error}", err=True)
+            if as_json:
+                typer.echo(json.dumps({"path": photo, "status": "error", "reason": error.reason}))
+            continue
+        if as_json:
+            typer.echo(json.dumps({"path": photo, "status": "ok"} | prediction.to_dict()))
+        else:
+            pairs = zip(prediction.labels, prediction.probabilities, strict=True)
+            typer.echo(f"{photo}: " + ", ".join(f"{label} {probability:.1%}" for label, probability in pairs))
+    if failed:
+        raise typer.Exit(3)
+
+
+def _plain(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list) and len(value) == 2 else str(value)
+
+
+def _print_rows(
+    rows: Sequence[tuple[str, ...]], headings: Sequence[str] = (), justify: Literal["left", "right"] = "left"
+) -> None:
+    """A table as wide as it needs to be: a narrow terminal wraps its lines, and no number is cut off."""
+    from rich import box
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_header=bool(headings), padding=(0, 1, 0, 0))
+    for index, heading in enumerate(headings or rows[0]):
+        table.add_column(heading, justify=justify if index else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # a name in brackets is a name, not markup
+    console = Console()
+    needed = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    Console(width=max(console.width, needed)).print(table)
 
 
 def _costs_row(model: str, counted: "Costs", latency: "Latency | None") -> dict[str, Any]:
@@ -75,10 +197,6 @@ def _costs_row(model: str, counted: "Costs", latency: "Latency | None") -> dict[
 
 
 def _print_costs(models: list[str], counted: "list[Costs]", latencies: "list[Latency | None]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     headings = ["image", "tokens", "params\nM", "\nGMACs", "in\nattn", "in\nMLP", "matrix\nM", "kept\nMiB"]
     caption = (
         "GMACs: billions of multiply-adds for one image, and the shares of attention and MLP. matrix: attention "
@@ -89,12 +207,8 @@ def _print_costs(models: list[str], counted: "list[Costs]", latencies: "list[Lat
         headings += ["ms", "images\nper s"]
         threads = f" ({timed[0].threads} threads)" if timed[0].device == "cpu" else ""
         caption += f" ms: one forward of {timed[0].batch} in float32 on {timed[0].device}{threads}, median."
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    table.add_column("model", no_wrap=True)
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for model, cost, latency in zip(models, counted, latencies, strict=True):
-        table.add_row(
+    rows = [
+        (
             model,
             f"{cost.image_size[0]}x{cost.image_size[1]}",
             f"{cost.tokens:,}",
@@ -104,9 +218,16 @@ def _print_costs(models: list[str], counted: "list[Costs]", latencies: "list[Lat
             f"{cost.mlp_macs / cost.macs:.0%}",
             f"{cost.attention_entries / 1e6:,.1f}",
             f"{cost.activation_bytes / 2**20:,.0f}",
-            *([] if latency is None else [f"{latency.median_ms:,.1f}", f"{latency.images_per_second:,.1f}"]),
+            *(() if latency is None else (_short(latency.median_ms), _short(latency.images_per_second))),
         )
-    Console().print(table)
+        for model, cost, latency in zip(models, counted, latencies, strict=True)
+    ]
+    _print_rows(rows, ["model", *headings], justify="right")
+    typer.echo(textwrap.fill(caption, 80))
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
 def _read_config(model: str, changes: dict[str, Any]) -> ViTConfig:
@@ -115,7 +236,8 @@ def _read_config(model: str, changes: dict[str, Any]) -> ViTConfig:
     try:
         text = Path(model).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PatchlightError(f"{model}: cannot be read ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise PatchlightError(f"{model}: cannot be read ({reason})") from None
     try:
         config = ViTConfig.from_json(text)
         return ViTConfig.from_dict(config.to_dict() | changes)
@@ -124,15 +246,16 @@ def _read_config(model: str, changes: dict[str, Any]) -> ViTConfig:
 
 
 def _parse_size(text: str) -> tuple[int, int]:
-    size = re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", text)
+    size = re.fullmatch(r"([0-9]+)(?:[xX]([0-9]+))?", text)
     if size is None:
         raise PatchlightError(f"image size {text!r} is not a size; write 224, or 224x336 (height x width)")
     return int(size[1]), int(size[2] or size[1])
 
 
 def _parse_settings(settings: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value that is JSON (4, 0.1, true, null, [224, 336]) is read as such, else as a word."""
+    """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
     changes: dict[str, Any] = {}
+    python = {"True": True, "False": False, "None": None}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
@@ -140,7 +263,7 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
         try:
             changes[name] = json.loads(value)
         except ValueError:
-            changes[name] = value
+            changes[name] = python.get(value, value)
     return changes
 
 
@@ -154,6 +277,6 @@ def main() -> None:
         # typer's usage errors, wherever its versions keep their class, know their own one-line message.
         if not hasattr(error, "format_message"):
             raise
-        message = f"{error.format_message()} Try 'patchlight --help'."
+        message = f"{error.format_message().rstrip('.')}. Try 'patchlight --help'."
     typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
     sys.exit(2)

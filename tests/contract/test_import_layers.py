@@ -12,7 +12,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"serve"},
-    {"batch", "deploy", "train"},
+    {"batch", "deploy", "train", "classification"},
     {"weights", "explain", "localize", "costing"},
     {"models", "images"},
     {"config", "geometry"},

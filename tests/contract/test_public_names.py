@@ -7,7 +7,10 @@ import pytest
 
 import patchlight
 
-PUBLIC = ["Costs", "PatchlightError", "ViT", "ViTConfig", "costs", "variant"]
+PUBLIC = [
+    *("Box", "Costs", "ImageError", "Loaded", "PatchlightError", "Prediction", "PreprocessConfig", "ViT", "ViTConfig"),
+    *("View", "classify", "costs", "decode", "load", "save", "variant"),
+]
 
 
 def test_the_public_names_are_these() -> None:

@@ -22,9 +22,12 @@ def test_readme_has_examples() -> None:
 
 
 @pytest.mark.parametrize("code", PYTHON_BLOCKS)
-def test_python_example_runs_and_prints_what_it_says(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_example_runs_and_prints_what_it_says(
+    code: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
-    promised = re.findall(r"print\(.*?\)\s*# (.*)$", code, re.MULTILINE)
+    promised = re.findall(r"print\(.*\)  # (.*)$", code, re.MULTILINE)
     assert promised
     assert capsys.readouterr().out.splitlines() == promised
 

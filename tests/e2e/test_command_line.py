@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from models_at_random import tiny_vit
 from patchlight import __version__, variant
+from patchlight.weights.save import save
 
 
 def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -36,13 +39,13 @@ def test_costs_table(tmp_path: Path) -> None:
     rows = [line.split() for line in answer.stdout.splitlines()]
     assert ["B/16", "224x224", "197", "86.6", "17.56", "36%", "64%", "5.6", "113"] in rows
     assert [row[0] for row in rows if row and "/" in row[0]] == ["B/16", "B/8", "B/32"]
-    assert "…" not in answer.stdout, "the table does not fit 80 columns"
+    assert max(map(len, answer.stdout.splitlines())) <= 80, "the table does not fit 80 columns"
 
 
 def test_timed_costs_table_fits_80_columns(tmp_path: Path) -> None:
     answer = patchlight("costs", "Ti/16", "mu/4", "--image-size", "32x64", "--time", cwd=tmp_path)
     assert answer.returncode == 0
-    assert "…" not in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 80
     assert "float32 on cpu" in " ".join(answer.stdout.split())
 
 
@@ -54,6 +57,68 @@ def test_costs_json(tmp_path: Path) -> None:
     assert "latency" not in row
     timed = patchlight("costs", "mu/16", "--image-size", "32", "--json", "--time", "--batch", "2", cwd=tmp_path)
     assert json.loads(timed.stdout)[0]["latency"]["batch"] == 2
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """A folder with a saved model, a photo and a file that is none."""
+    save(tiny_vit(num_classes=3), tmp_path / "model", labels=["cat", "dog", "[bold]bird"], licence="MIT")
+    Image.new("RGB", (60, 40), (200, 30, 30)).save(tmp_path / "red.png")
+    (tmp_path / "page.jpg").write_text("<!doctype html><html></html>")
+    return tmp_path
+
+
+def test_inspect(pets: Path) -> None:
+    answer = patchlight("inspect", "model", cwd=pets)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    assert ["licence", "MIT"] in rows
+    assert ["num_heads", "2", "config.json"] in rows
+    assert ["interpolation", "bicubic"] in rows
+    values = json.loads(patchlight("inspect", "model", "--set", "num_classes=7", "--json", cwd=pets).stdout)
+    assert values["config"]["num_classes"] == 7
+    assert values["notes"] == ["a fresh head of 7 classes in place of its 3 classes"]
+    assert len(values["sha256"]) == 64
+
+
+def test_models(tmp_path: Path) -> None:
+    answer = patchlight("models", "dinov2", "registers", cwd=tmp_path)
+    assert "dinov2-with-registers-small" in answer.stdout
+    assert "clip" not in answer.stdout
+    rows = json.loads(patchlight("models", "--json", cwd=tmp_path).stdout)
+    assert {"name", "about", "licence"} == set(rows[0])
+
+
+def test_classify(pets: Path) -> None:
+    one = patchlight("classify", "red.png", "--model", "model", cwd=pets)
+    assert (one.returncode, one.stderr) == (0, "")
+    assert one.stdout.startswith("red.png: ")
+    assert "[bold]bird" in one.stdout
+    several = patchlight("classify", "page.jpg", "red.png", "absent.png", "--model", "model", "--json", cwd=pets)
+    assert several.returncode == 3
+    rows = [json.loads(line) for line in several.stdout.splitlines()]
+    assert [(row["path"], row["status"]) for row in rows] == [
+        ("page.jpg", "error"),
+        ("red.png", "ok"),
+        ("absent.png", "error"),
+    ]
+    assert rows[0]["reason"] == "not-an-image"
+    assert sum(each["probability"] for each in rows[1]["classes"]) == pytest.approx(1, abs=1e-4)
+    assert len(rows[1]["preprocess_fingerprint"]) == 12
+
+
+def test_a_bad_photo_or_model_is_one_line(pets: Path) -> None:
+    for arguments, says in (
+        (("classify", "page.jpg", "--model", "model"), "page.jpg: not-an-image"),
+        (("classify", "red.png", "--model", "absent"), "absent: no such file, folder or catalogue name"),
+        (("classify", "red.png", "--model", "page.jpg"), "page.jpg: an HTML page, not a checkpoint"),
+        (("classify", "red.png", "--model", "model", "--set", "num_classes=0"), "has no head to classify with"),
+        (("inspect", "model", "--set", "width=3"), "not divisible"),
+        (("models", "zebra"), "no checkpoint matches 'zebra'"),
+    ):
+        answer = patchlight(*arguments, cwd=pets)
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1), answer.stderr
+        assert says in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""What is in a photo, by a model with a head."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from patchlight.errors import PatchlightError
+from patchlight.images.decode import decode
+from patchlight.weights.load import Loaded
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of a photo, best first."""
+
+    labels: tuple[str, ...]
+    """Names, or numbers where the checkpoint has no names."""
+    probabilities: tuple[float, ...]
+    preprocess_fingerprint: str
+    """Of the preprocessing that the photo went through."""
+
+    def to_dict(self) -> dict[str, Any]:
+        pairs = zip(self.labels, self.probabilities, strict=True)
+        return {
+            "classes": [{"label": label, "probability": round(probability, 6)} for label, probability in pairs],
+            "preprocess_fingerprint": self.preprocess_fingerprint,
+        }
+
+
+def classify(loaded: Loaded, photo: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
+    """The `top` likeliest classes of a photo: a path, the bytes of a file, or a Pillow image."""
+    if not loaded.config.num_classes:
+        raise PatchlightError(
+            f"{loaded.provenance.source}: has no head to classify with; load one that has, or train one"
+        )
+    image_CHW, _ = loaded.preprocess(decode(photo))
+    weight = loaded.model.norm.weight
+    with torch.inference_mode():
+        logits_K = loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0].float()
+    probabilities, indices = logits_K.softmax(0).topk(min(top, len(logits_K)))
+    return Prediction(
+        labels=tuple(str(i) if loaded.labels is None else loaded.labels[i] for i in indices.tolist()),
+        probabilities=tuple(probabilities.tolist()),
+        preprocess_fingerprint=loaded.preprocess.config.fingerprint(),
+    )
