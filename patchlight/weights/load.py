@@ -287,6 +287,8 @@ def _count(keys: list[str]) -> str:
 
 def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> ViTConfig:
     """The checkpoint's config with what the caller wants otherwise, said in notes."""
+    if overrides.get("num_classes") == 0:
+        overrides = {"head_hidden": 0} | overrides
     try:
         asked = dataclasses.replace(own, **overrides)
     except PatchlightError as error:

@@ -30,17 +30,17 @@ def test_the_largest_models_cost_nothing_to_ask() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "tolerance"),
     [
-        {},
-        {"mlp": "swiglu", "layer_scale": 0.1},
-        {"position": "rope2d"},
-        {"qk_norm": True},
-        {"position": "relative_bias"},
+        ({}, 0.01),
+        ({"mlp": "swiglu", "layer_scale": 0.1}, 0.01),
+        ({"position": "rope2d"}, 0.01),
+        ({"qk_norm": True}, 0.05),  # a kernel may copy a strided input
+        ({"position": "relative_bias"}, 0.1),  # a bias that learns takes the CPU off its fused kernel
     ],
 )
-def test_memory_kept_is_what_training_keeps(changes: dict[str, object]) -> None:
-    """Counted on the meta device, and weighed in a real forward pass, whose kernels may copy a strided input."""
+def test_memory_kept_is_what_training_keeps(changes: dict[str, object], tolerance: float) -> None:
+    """Counted on the meta device, and weighed in a real forward pass."""
     model = tiny_vit(**changes)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
@@ -49,7 +49,7 @@ def test_memory_kept_is_what_training_keeps(changes: dict[str, object]) -> None:
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     weighed = sum(size for pointer, size in storages.items() if pointer not in parameters)
     assert output.requires_grad
-    assert costs(ViTConfig(**TINY, **changes)).activation_bytes == pytest.approx(weighed, rel=0.05)
+    assert costs(ViTConfig(**TINY, **changes)).activation_bytes == pytest.approx(weighed, rel=tolerance)
 
 
 def test_costs_do_not_depend_on_the_mode_of_the_moment() -> None:

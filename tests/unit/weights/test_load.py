@@ -71,6 +71,8 @@ def test_another_number_of_classes_is_a_fresh_head_and_said(tmp_path: Path) -> N
     assert loaded.model(IMAGE).shape == (2, 3)
     assert "a fresh head of 3 classes in place of its 5 classes" in loaded.notes
     assert torch.equal(loaded.model.tokens(IMAGE), tiny_vit().tokens(IMAGE))
+    save(tiny_vit(head_hidden=9), tmp_path / "hidden")
+    assert load(tmp_path / "hidden", num_classes=0).model(IMAGE).shape == (2, 24)
     headless = load(path, num_heads=2, num_classes=0)
     assert "no head in place of its 5 classes" in headless.notes
     assert torch.equal(headless.model(IMAGE), tiny_vit().features(IMAGE))
