@@ -9,6 +9,7 @@ from PIL import Image
 
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import decode
+from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 
 
@@ -36,6 +37,10 @@ def classify(loaded: Loaded, photo: str | Path | bytes | Image.Image, top: int =
         raise PatchlightError(
             f"{loaded.provenance.source}: has no head to classify with; load one that has, or train one"
         )
+    if loaded.provenance.origin in PROJECTIONS:
+        raise PatchlightError(f"{loaded.provenance.source}: its head gives an embedding, not classes")
+    if top < 1:
+        raise PatchlightError(f"top={top} must be 1 or more")
     image_CHW, _ = loaded.preprocess(decode(photo))
     weight = loaded.model.norm.weight
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from patchlight import __version__
-from patchlight.config import ViTConfig, variant
+from patchlight.config import ViTConfig, check_names, variant
 from patchlight.errors import PatchlightError
 
 if TYPE_CHECKING:
@@ -125,7 +125,8 @@ def models(
     if not rows:
         raise PatchlightError(f"no checkpoint matches {' '.join(words or [])!r}; `patchlight models` lists them all")
     if as_json:
-        typer.echo(json.dumps([dict(zip(("name", "about", "licence"), row, strict=True)) for row in rows], indent=2))
+        shown = [entry for entry in ENTRIES if entry.name in {row[0] for row in rows}]
+        typer.echo(json.dumps([entry.to_dict() for entry in shown], indent=2))
     else:
         _print_rows(rows, ["name", "what", "licence"])
 
@@ -264,6 +265,7 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
             changes[name] = json.loads(value)
         except ValueError:
             changes[name] = python.get(value, value)
+    check_names(ViTConfig, changes)
     return changes
 
 

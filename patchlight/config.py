@@ -268,6 +268,10 @@ class PreprocessConfig(JsonConfig):
             _require(value is None or min(value) > 0, f"{name}={value} must be more than 0")
         _require(self.crop_pct > 0, f"crop_pct={self.crop_pct} must be more than 0")
         _require(
+            max(*self.image_size, *self.scaled_size) <= 16_384,
+            f"image_size={self.image_size} at crop_pct={self.crop_pct} is beyond 16,384 pixels a side",
+        )
+        _require(
             self.resize_size is None or self.crop_pct == 1,
             f"resize_size={self.resize_size} and crop_pct={self.crop_pct} both say the size before the crop; "
             "leave one of them out",
@@ -288,6 +292,14 @@ class PreprocessConfig(JsonConfig):
             return self.resize_size
         height, width = self.image_size
         return max(1, math.floor(height / self.crop_pct)), max(1, math.floor(width / self.crop_pct))
+
+    def for_size(self, image_size: Size) -> "PreprocessConfig":
+        """The same for another image size: the size before the crop, where it is given, grows in proportion."""
+        resize_size = self.resize_size
+        if resize_size is not None:
+            heights, widths = (image_size[0], self.image_size[0]), (image_size[1], self.image_size[1])
+            resize_size = round(resize_size[0] * heights[0] / heights[1]), round(resize_size[1] * widths[0] / widths[1])
+        return dataclasses.replace(self, image_size=image_size, resize_size=resize_size)
 
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, the same for two configs that prepare every photo alike."""

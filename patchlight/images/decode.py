@@ -280,18 +280,28 @@ def _deep_grey_to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
     grey_HW = np.asarray(image)
     low, high = 0.0, 65535.0
     if image.mode in ("I", "F"):
-        finite = grey_HW[np.isfinite(grey_HW)]
-        ends = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        finite_HW = np.isfinite(grey_HW)
+        ends = (0.0, 1.0)
+        if finite_HW.any():
+            least, most = (np.inf, -np.inf) if image.mode == "F" else (2**31 - 1, -(2**31))
+            ends = (
+                float(grey_HW.min(where=finite_HW, initial=least)),
+                float(grey_HW.max(where=finite_HW, initial=most)),
+            )
         if image.mode == "F" and ends[0] >= 0 and ends[1] <= 255:
             low, high = 0.0, 1.0 if ends[1] <= 1 else 255.0
         elif image.mode == "F" or not (ends[0] >= 0 and ends[1] <= 65535):
             low, high = ends
     scale = 255 / (high - low) if high > low else 0.0
     precision = np.float32 if image.mode.startswith("I;16") else np.float64  # 32-bit values need the larger
-    with np.errstate(all="ignore"):
-        level_HW = np.subtract(grey_HW, low, dtype=precision) * precision(scale)
-    level_HW = np.nan_to_num(level_HW, nan=0.0, posinf=255.0, neginf=0.0)
-    rgb = Image.fromarray(np.rint(level_HW).clip(0, 255).astype(np.uint8)).convert("RGB")
+    level_HW = np.empty(grey_HW.shape, np.uint8)
+    rows = max(1, 4_000_000 // max(1, grey_HW.shape[1]))  # at a time: a large photo takes little more than itself
+    for top in range(0, len(grey_HW), rows):
+        with np.errstate(all="ignore"):
+            level = np.subtract(grey_HW[top : top + rows], low, dtype=precision) * precision(scale)
+        level = np.nan_to_num(level, nan=0.0, posinf=255.0, neginf=0.0)
+        level_HW[top : top + rows] = np.rint(level).clip(0, 255)
+    rgb = Image.fromarray(level_HW).convert("RGB")
     key = image.info.get("transparency")
     if isinstance(key, int):
         rgb.paste(background, mask=Image.fromarray(np.where(grey_HW == key, 255, 0).astype(np.uint8)))

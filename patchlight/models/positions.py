@@ -120,8 +120,9 @@ def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -
     exact = torch.float32 if table_PD.device.type == "mps" else torch.float64
     weights = cubic_weights if how == "antialiased" else plain_cubic_weights
     down, across = (weights(a, b, table_PD.device, exact) for a, b in zip(old, new, strict=True))
-    table_hwD = table_PD.to(exact).unflatten(0, old)
-    return torch.einsum("yh,xw,hwd->yxd", down, across, table_hwD).flatten(0, 1).to(table_PD.dtype)
+    width = table_PD.shape[1]
+    columns_ywD = (down @ table_PD.to(exact).reshape(old[0], old[1] * width)).reshape(new[0], old[1], width)
+    return (across @ columns_ywD).reshape(new[0] * new[1], width).to(table_PD.dtype)
 
 
 def cubic_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -4,6 +4,7 @@ A new checkpoint is a row here, not code. Licences are those that the authors st
 they set terms of their own.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,11 @@ INCEPTION_CROP_90 = PreprocessConfig(crop_pct=0.9, mean=(0.5, 0.5, 0.5), std=(0.
 INCEPTION_SQUASH = PreprocessConfig(
     resize="squash", interpolation="bilinear", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
 )
-SIGLIP = PreprocessConfig(resize="squash", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-DINO_V1 = PreprocessConfig(resize_size=(256, 256), crop="floor")
-DINO_V2 = PreprocessConfig(resize_size=(256, 256), crop="floor")
-DINO_V2_518 = PreprocessConfig(image_size=(518, 518))
+DINO = PreprocessConfig(resize_size=(256, 256), crop="floor")
+DINO_518 = PreprocessConfig(image_size=(518, 518))
+CLIP_90 = PreprocessConfig(
+    crop_pct=0.9, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
+)
 CLIP = PreprocessConfig(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 
 
@@ -33,6 +35,9 @@ class Entry:
     about: str
     settings: dict[str, Any] = field(default_factory=dict)
     """What the shapes of its tensors cannot tell, beyond the convention of its origin."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"preprocess": self.preprocess.to_dict()}
 
 
 def _timm(arch: str, tag: str, preprocess: PreprocessConfig, licence: str, about: str, **settings: Any) -> Entry:
@@ -52,18 +57,18 @@ _DINO2_REG = "DINOv2 with 4 registers"
 _OPENAI = "CLIP image tower, by OpenAI"
 
 ENTRIES: tuple[Entry, ...] = (
-    _hub("facebook/dino-vits16", DINO_V1, "Apache-2.0", _DINO),
-    _hub("facebook/dino-vits8", DINO_V1, "Apache-2.0", _DINO),
-    _hub("facebook/dino-vitb16", DINO_V1, "Apache-2.0", _DINO),
-    _hub("facebook/dino-vitb8", DINO_V1, "Apache-2.0", _DINO),
-    _hub("facebook/dinov2-small", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
-    _hub("facebook/dinov2-base", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
-    _hub("facebook/dinov2-large", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
-    _hub("facebook/dinov2-giant", DINO_V2, "Apache-2.0", _DINO2, norm_eps=1e-6),
-    _hub("facebook/dinov2-with-registers-small", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
-    _hub("facebook/dinov2-with-registers-base", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
-    _hub("facebook/dinov2-with-registers-large", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
-    _hub("facebook/dinov2-with-registers-giant", DINO_V2, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dino-vits16", DINO, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vits8", DINO, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vitb16", DINO, "Apache-2.0", _DINO),
+    _hub("facebook/dino-vitb8", DINO, "Apache-2.0", _DINO),
+    _hub("facebook/dinov2-small", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-base", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-large", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-giant", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-small", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-base", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-large", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
+    _hub("facebook/dinov2-with-registers-giant", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
     _hub("facebook/vit-mae-base", IMAGENET_CROP_90, "Apache-2.0", "masked autoencoder, ImageNet-1k"),
     _hub("facebook/vit-mae-large", IMAGENET_CROP_90, "Apache-2.0", "masked autoencoder, ImageNet-1k"),
     _hub("facebook/deit-tiny-patch16-224", IMAGENET, "Apache-2.0", "DeiT, ImageNet-1k"),
@@ -100,20 +105,22 @@ ENTRIES: tuple[Entry, ...] = (
     _timm("vit_base_patch8_224", "dino", IMAGENET_CROP_90, "Apache-2.0", _DINO),
     _timm("vit_base_patch16_224", "mae", IMAGENET_CROP_90, "CC-BY-NC-4.0", "masked autoencoder, ImageNet-1k"),
     _timm("vit_large_patch16_224", "mae", IMAGENET_CROP_90, "CC-BY-NC-4.0", "masked autoencoder, ImageNet-1k"),
-    _timm("vit_small_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
-    _timm("vit_base_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
-    _timm("vit_large_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
-    _timm("vit_giant_patch14_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2),
-    _timm("vit_small_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
-    _timm("vit_base_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
-    _timm("vit_large_patch14_reg4_dinov2", "lvd142m", DINO_V2_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_small_patch14_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2),
+    _timm("vit_base_patch14_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2),
+    _timm("vit_large_patch14_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2),
+    _timm("vit_giant_patch14_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2),
+    _timm("vit_small_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_base_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_large_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_small_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
     _timm("vit_base_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
-    _timm("vit_base_patch32_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
-    _timm("vit_base_patch16_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
-    _timm("vit_large_patch14_clip_224", "openai", CLIP, "MIT", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
-    _timm("vit_base_patch16_clip_224", "laion2b", CLIP, "MIT", "CLIP image tower, LAION-2B", norm_eps=1e-5),
-    _timm("vit_base_patch16_siglip_224", "webli", SIGLIP, "Apache-2.0", "SigLIP image tower", pooling="mean"),
+    _timm("vit_base_patch32_clip_224", "openai", CLIP_90, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_base_patch16_clip_224", "openai", CLIP_90, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_large_patch14_clip_224", "openai", CLIP, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
+    _timm("vit_base_patch16_clip_224", "laion2b", CLIP, "Apache-2.0", "CLIP image tower, LAION-2B", norm_eps=1e-5),
+    _timm(
+        "vit_base_patch16_siglip_224", "webli", INCEPTION_CROP_90, "Apache-2.0", "SigLIP image tower", pooling="mean"
+    ),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}

@@ -273,6 +273,9 @@ def _prepare_jax(state: State) -> State:
     return prepared
 
 
+# Origins whose head is a projection into another space, not a classifier.
+PROJECTIONS = ("OpenCLIP", "transformers CLIP")
+
 _MASK_TOKEN = (r"^(embeddings\.)?mask_token$", "the mask token of pre-training")
 
 _TIMM = Origin(
@@ -281,10 +284,11 @@ _TIMM = Origin(
     names=TIMM,
     left_out=(
         _MASK_TOKEN,
-        (r"^attn_pool\.", "attention pooling, which this model does not have"),
+        (r"^attn_pool\.", "attention pooling: the pooled output is another's, the tokens are exact"),
         (r"^decoder_|^decoder\.", "the decoder of pre-training"),
         (r"^head\.(mlp|last_layer)", "the projection head of self-supervision"),
-        (r"relative_position_index$|^rope_embed\.periods$|^rope\.", "a table that is computed"),
+        (r"relative_position_index$|^rope_embed\.periods$", "a table that is computed"),
+        (r"^local_cls_norm\.", "the norm that DINOv3 trains with"),
     ),
     prepare=_prepare_timm,
 )
@@ -327,7 +331,8 @@ ORIGINS: tuple[Origin, ...] = (
     Origin(name="torchvision", marks=("conv_proj.weight", "encoder.pos_embedding"), names=TORCHVISION),
     Origin(
         name="JAX",
-        left_out=((r"^MAPHead_0\.", "attention pooling, which this model does not have"),),
+        left_out=((r"^MAPHead_0\.", "attention pooling: the pooled output is another's, the tokens are exact"),),
+        conventions={"mlp": "gelu_tanh"},  # what flax calls gelu
         marks=("embedding/kernel", "Transformer/encoder_norm/scale"),
         names=JAX,
         prepare=_prepare_jax,

@@ -21,7 +21,7 @@ from patchlight.weights.read import CheckpointError
 PREFERENCE = ("teacher", "ema", "model", "backbone", "student")
 
 # Heads are 64 wide, except in the giants.
-HEADS_BY_WIDTH = {32: 2, 1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
+HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 
 # Classifiers that stand beside the encoder, not in it.
 OUTSIDE_HEADS = ("classifier.", "cls_classifier.", "distillation_classifier.", "visual_projection.")
@@ -62,11 +62,10 @@ def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
         prefix = min(prefixes, key=_rank)
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         parent = prefix.removesuffix(prefix.split(".")[-2] + ".") if prefix.count(".") else ""
-        for key, value in tensors.items():
-            name = key.removeprefix(parent)
-            if key.startswith(parent) and not key.startswith(prefix) and name.startswith(OUTSIDE_HEADS):
-                state[name] = value
-        beside = [key for key in tensors if not key.startswith(prefix) and key.removeprefix(parent) not in state]
+        outside = [key for key in tensors if not key.startswith(prefix)]
+        heads = [key for key in outside if key.startswith(tuple(parent + head for head in OUTSIDE_HEADS))]
+        state |= {key.removeprefix(parent): tensors[key] for key in heads}
+        beside = [key for key in outside if key not in heads]
         shapes = {key: tuple(value.shape) for key, value in state.items()}
         return Recognised(origin, prefix, state, shapes, beside)
     known = ", ".join(origin.name for origin in ORIGINS)
@@ -102,7 +101,9 @@ def read_config(
             raise CheckpointError(
                 f"{source}: {name}={overrides[name]!r} was asked for, but its tensors have {told[name]!r}"
             )
-    image_size, prefix_positions, where = _grid(state, told, sources, source)
+    if "position" not in told:
+        raise CheckpointError(f"{source}: no positions are in it; if there are none to be, say position='none'")
+    image_size, prefix_positions, where = _grid(state, told, [*hints, *sources[:1], *sources[-1:]], source)
     told["image_size"], why["image_size"] = image_size, where
     if told["position"] == "learned":
         told["prefix_positions"], why["prefix_positions"] = prefix_positions, where
@@ -175,6 +176,8 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
         told["num_heads"] = shape("blocks.0.attn.relative_bias.table", 2)[1]
     if "blocks.0.attn.q_norm.weight" in state:
         told["num_heads"] = width // max(1, shape("blocks.0.attn.q_norm.weight", 1)[0])
+    if "rope_embed.periods" in found.shapes:  # a quarter of a head's width
+        told["num_heads"] = width // max(1, 4 * found.shapes["rope_embed.periods"][0])
     for key, sizes in found.shapes.items():
         if key.endswith("/query/kernel") and len(sizes) == 3:  # in, heads, each head's width
             told["num_heads"] = sizes[1]
@@ -192,16 +195,15 @@ def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
         "mlp": "gelu",
         "pooling": "cls" if told["class_token"] and told["final_norm"] == "tokens" else "mean",
     }
-    if found.origin.name == "transformers" and not told["num_registers"]:
+    # Models of transformers, and DINOv2 as published (it comes with a mask token), except with registers.
+    if (found.origin.name.startswith("transformers") or "mask_token" in found.shapes) and not told["num_registers"]:
         conventions["position_resampling"] = "plain"
-    if "position" not in told:
-        # Of the models that come without a table of positions, those with a LayerScale of this name use RoPE, and
-        # those of them with registers measure from the centre (DINOv3).
-        rotary = "blocks.0.gamma_1" in found.shapes or "rope_embed.periods" in found.shapes
-        conventions["position"] = "rope2d" if rotary else "none"
-        if told["num_registers"]:
-            conventions["rope_coordinates"] = "centred"
-            conventions["norm_eps"] = 1e-5
+    # Of the models that come without a table of positions, those with a LayerScale of this name use RoPE, and those of
+    # them with a class token and registers measure from the centre (DINOv3).
+    if "position" not in told and ("blocks.0.gamma_1" in found.shapes or "rope_embed.periods" in found.shapes):
+        conventions["position"] = "rope2d"
+        if told["class_token"] and told["num_registers"]:
+            conventions |= {"rope_coordinates": "centred", "norm_eps": 1e-5}
     return conventions | dict(found.origin.conventions)
 
 

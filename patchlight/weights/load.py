@@ -35,9 +35,16 @@ TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("quickgelu", {"mlp": "quick_gelu"}),
     ("siglip", {"pooling": "mean"}),
     ("_clip_", {"norm_eps": 1e-5}),
+    ("huge_plus", {"num_heads": 20}),
+    ("_7b_", {"num_heads": 32}),
     ("dinov3", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5, "pooling": "mean"}),
     ("_rope_", {"position": "rope2d"}),
 )
+
+# Parts of timm architectures' names whose computation is another, though the tensors' names are the same.
+TIMM_OTHERS = ("_rpn_", "_rope_mixed", "_rope_ape", "_rope_reg", "eva", "vit_pe_", "beit", "_xp_", "_18x2_", "_relpos_")
+
+TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "swiglu"}
 
 TRANSFORMERS_ACTIVATIONS = {
     "gelu": "gelu",
@@ -114,6 +121,7 @@ def load(
     unless `strict=False`, which says in `notes` what is missing.
     """
     check_names(ViTConfig, overrides)
+    _check_arguments(source, dtype, device, preprocess)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
     encoder = recognise(tensors, str(source))
@@ -123,7 +131,8 @@ def load(
     _check_finite(state, found.weights, str(source))
     with _naming(str(source), "its config.json has a value that cannot be"):
         reading = _read(state, encoder, found, overrides)
-        own_preprocess = _own_preprocess(found)
+        own_preprocess = _own_preprocess(found, asked=preprocess is not None)
+        labels = None if "num_classes" in overrides else _labels(found, reading.config)
     notes = _notes(encoder, left_out, reading)
 
     config = _target(reading.config, overrides, notes)
@@ -136,12 +145,26 @@ def load(
     return Loaded(
         model=model.eval(),
         config=config,
-        preprocess=_preprocess(own_preprocess, config, preprocess, notes),
-        labels=_labels(found, config),
+        preprocess=_preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides),
+        labels=labels,
         provenance=Provenance(str(source), encoder.origin.name, found.weights, _licence(found)),
-        why=reading.why,
+        why=reading.why | dict.fromkeys(overrides, "you"),
         notes=tuple(notes),
     )
+
+
+def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> None:
+    """Name a mistake in the call before any file is opened."""
+    if not isinstance(source, str | Path) or not str(source):
+        raise CheckpointError(f"{source!r} is no source; give a path, a catalogue name, or hf:owner/name")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise CheckpointError(f"dtype={dtype!r} is not a floating-point type such as torch.bfloat16")
+    if preprocess is not None and not isinstance(preprocess, PreprocessConfig):
+        raise CheckpointError(f"preprocess is a {type(preprocess).__name__}; give a PreprocessConfig")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError):
+        raise CheckpointError(f"device={device!r} is not here") from None
 
 
 def _check_finite(state: State, weights: Path, source: str) -> None:
@@ -235,14 +258,26 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
 
 def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes."""
+    architecture = str(config["architecture"])
+    others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
+    if others:
+        raise CheckpointError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
     hints: dict[str, Any] = {}
     for part, settings in TIMM_ARCHITECTURES:
-        if part in str(config["architecture"]):
+        if part in architecture:
             hints |= settings
     arguments = config.get("model_args") or {}
-    pooling = {"token": "cls", "avg": "mean"}.get(arguments.get("global_pool") or config.get("global_pool") or "")
+    pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
+    if pooling not in ("token", "avg", "map"):
+        raise CheckpointError(f"config.json says global_pool={pooling!r}, which we do not have")
     size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
-    given = {"num_heads": arguments.get("num_heads"), "image_size": size or None, "pooling": pooling}
+    given = {
+        "num_heads": arguments.get("num_heads"),
+        "image_size": size or None,
+        "mlp": TIMM_ACTIVATIONS.get(str(arguments.get("act_layer"))),
+        "norm_eps": 1e-5 if arguments.get("norm_layer") == "layernorm" else None,
+        "pooling": {"avg": "mean", "map": "mean"}.get(pooling),
+    }
     return hints | {name: value for name, value in given.items() if value is not None}
 
 
@@ -273,7 +308,7 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
         notes.append(f"took the encoder below {encoder.prefix!r}")
     if encoder.beside:
         notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
-    for name in ("num_heads", "mlp", "norm_eps"):
+    for name in ("num_heads", "mlp", "norm_eps", "position"):
         if reading.why.get(name, "").startswith("convention"):
             notes.append(
                 f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"
@@ -288,7 +323,7 @@ def _count(keys: list[str]) -> str:
 def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> ViTConfig:
     """The checkpoint's config with what the caller wants otherwise, said in notes."""
     if overrides.get("num_classes") == 0:
-        overrides = {"head_hidden": 0} | overrides
+        overrides = {"head_hidden": 0, **overrides}
     try:
         asked = dataclasses.replace(own, **overrides)
     except PatchlightError as error:
@@ -363,8 +398,11 @@ def _fill(
 
 
 def _preprocess(
-    own: PreprocessConfig | None, config: ViTConfig, asked: PreprocessConfig | None, notes: list[str]
+    own: PreprocessConfig | None, config: ViTConfig, asked: PreprocessConfig | None, notes: list[str], *, resized: bool
 ) -> Preprocess:
+    if own is not None and resized and own.image_size != config.image_size:
+        notes.append(f"photos are prepared for {_size(config.image_size)} instead of {_size(own.image_size)}")
+        own = own.for_size(config.image_size)
     if own is None:
         own = PreprocessConfig(image_size=config.image_size, crop_pct=0.875)
         if asked is None:
@@ -376,7 +414,17 @@ def _preprocess(
     return Preprocess(asked or own)
 
 
-def _own_preprocess(found: Found) -> PreprocessConfig | None:
+def _own_preprocess(found: Found, *, asked: bool) -> PreprocessConfig | None:
+    """What the checkpoint says of it; where the caller asks for another, what cannot be read is no obstacle."""
+    try:
+        return _read_preprocess(found)
+    except PatchlightError:
+        if asked:
+            return None
+        raise
+
+
+def _read_preprocess(found: Found) -> PreprocessConfig | None:
     if "patchlight" in found.config:
         return PreprocessConfig.from_dict(_our_part(found, "preprocess"))
     if found.preprocessor:

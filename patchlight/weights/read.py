@@ -164,6 +164,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: the archive is cut short or damaged; fetch it again")
     elif not start.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         raise CheckpointError(f"{path}: {_what_it_is(start) or 'neither safetensors, nor torch, nor npz'}")
+    _check_calls(path, is_zip)
     try:
         # A namespace of command-line arguments is what many training scripts put beside the weights; it runs no code.
         # Mapped, a storage can never be longer than the file; read, it is as long as the pickle says, memory or not.
@@ -186,6 +187,28 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: its tensors claim {claimed:,} bytes, and the file has {size:,}; refused")
     # Memory of our own: a mapped tensor would change, or end the process, when the file is written anew.
     return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+
+
+def _check_calls(path: Path, is_zip: bool) -> None:
+    """Refuse the two calls that torch allows a pickle and that can take any memory or time."""
+    if is_zip:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                pickles = [entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
+                if sum(entry.file_size for entry in pickles) > MAX_JSON_BYTES:
+                    raise CheckpointError(f"{path}: its pickle is too long for a checkpoint; refused")
+                content = b"".join(archive.read(entry) for entry in pickles)
+        except CheckpointError:
+            raise
+        except Exception as error:  # zipfile raises whatever its parts raise
+            raise CheckpointError(f"{path}: a damaged archive ({_one_line(error)}); fetch it again") from None
+    else:  # the pickles come first, and are short beside the storages
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES)
+    for call in (b"bytearray", b"_codecs\nencode"):
+        if call + b"\n" in content:
+            what = call.decode().replace("\n", ".")
+            raise CheckpointError(f"{path}: refused, it wants to call {what}; ask its author for a safetensors file")
 
 
 def _flatten(content: Any, path: Path) -> dict[str, Tensor]:

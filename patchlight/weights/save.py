@@ -43,7 +43,13 @@ def save(
         preprocess = preprocess or model.preprocess.config
         labels = labels if labels is not None else model.labels
         licence = licence or model.provenance.licence
+    if not isinstance(vit, ViT):
+        raise PatchlightError(f"save takes a ViT, or what load gave, not a {type(vit).__name__}")
+    if layout not in ("patchlight", *_LAYOUTS):
+        raise PatchlightError(f"layout={layout!r} should be one of 'patchlight', 'transformers', 'timm'")
     preprocess = preprocess or PreprocessConfig(image_size=vit.config.image_size, crop_pct=0.875)
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels or ()):
+        raise PatchlightError("labels should be a list of names, one a class")
     if labels is not None and len(labels) != vit.config.num_classes:
         raise PatchlightError(f"{len(labels)} labels were given for {vit.config.num_classes} classes")
     config = vit.config
@@ -79,6 +85,8 @@ def _write(folder: Path, files: dict[str, bytes | State], *, overwrite: bool) ->
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise PatchlightError(f"{folder}: is not empty; name another folder, or pass overwrite=True")
     folder.mkdir(parents=True, exist_ok=True)
+    for stale in {"preprocessor_config.json"} - set(files):  # of another layout, written over
+        (folder / stale).unlink(missing_ok=True)
     for name in sorted(files, key=lambda name: name == "config.json"):
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         try:
@@ -115,6 +123,7 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
         "transformers",
         config,
         position="learned",
+        prefix_positions="all",
         class_token=True,
         distill_token=False,
         num_registers=0,
@@ -156,6 +165,8 @@ def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> t
     _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
     if config.mlp not in TIMM_ACTIVATIONS:
         _refuse("timm", config, mlp="gelu")
+    if preprocess.resize == "none":
+        raise PatchlightError("preprocessing with resize='none' cannot be written with layout='timm'")
     if config.prefix_positions == "class" and config.num_registers:
         _refuse("timm", config, prefix_positions="all")
     if config.pooling == "cls_mean":

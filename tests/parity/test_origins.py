@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 import oracles
 from models_at_random import randomize, tiny_vit
 from patchlight.weights.load import load
+from patchlight.weights.read import CheckpointError
 
 TINY = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
 
@@ -271,7 +272,8 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
     arrays = {prefix + key: rng.normal(size=shape).astype(np.float32) * 0.2 for key, shape in shapes.items()}
     np.savez(tmp_path / "vit.npz", **arrays)
     made.load_pretrained(str(tmp_path / "vit.npz"))
-    loaded = load(tmp_path / "vit.npz")
+    assert load(tmp_path / "vit.npz").config.mlp == "gelu_tanh"  # which timm takes for the exact one
+    loaded = load(tmp_path / "vit.npz", mlp="gelu")
     assert (loaded.config.num_heads, loaded.why["num_heads"]) == (3, "shapes")
     close(loaded.model(image()), made(image()))
     if big_vision:
@@ -280,8 +282,9 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
             both = [arrays[key], arrays[key.replace("encoderblock_0", "encoderblock_1")]]
             stacked[key.replace("encoderblock_0", "encoderblock")] = np.stack(both)
         np.savez(tmp_path / "stacked.npz", **stacked)
-        assert load(tmp_path / "stacked.npz", num_heads=3).config.depth == 2
-        assert torch.equal(load(tmp_path / "stacked.npz", num_heads=3).model(image()), loaded.model(image()))
+        again = load(tmp_path / "stacked.npz", num_heads=3, mlp="gelu")
+        assert again.config.depth == 2
+        assert torch.equal(again.model(image()), loaded.model(image()))
 
 
 @pytest.mark.parametrize(
@@ -296,15 +299,12 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
         ("vit_small_patch16_dinov3", {"image_size": 256}),
         ("vit_small_plus_patch16_dinov3", {"image_size": 256}),
         ("vit_medium_patch16_gap_240", {"image_size": 240}),
-        ("vit_relpos_small_patch16_cls_224", None),
         ("deit3_small_patch16_224", {}),
     ],
 )
 @torch.no_grad()
-def test_timm_hub_folder(name: str, told: dict[str, int] | None, tmp_path: Path) -> None:
+def test_timm_hub_folder(name: str, told: dict[str, int], tmp_path: Path) -> None:
     """timm's own layout: config.json with architecture, model_args and pretrained_cfg; the real widths, two blocks."""
-    if told is None:
-        pytest.skip("its positions are an MLP of log distances, which comes with the other families")
     timm = oracles.timm()
     made = timm.create_model(name, depth=told.get("depth", 2), num_classes=5).eval()
     randomize(made)
@@ -323,3 +323,32 @@ def test_timm_hub_folder(name: str, told: dict[str, int] | None, tmp_path: Path)
         picture = image(size, size)
     close(loaded.model.tokens(picture), made.forward_features(picture))
     close(loaded.model(picture), made(picture))
+
+
+OTHERS = [
+    "vit_base_patch16_rpn_224",
+    "vit_small_patch16_rope_mixed_224",
+    "eva02_tiny_patch14_224",
+    "beit_base_patch16_224",
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_timm_architectures_of_the_same_names_and_another_computation_are_refused(name: str, tmp_path: Path) -> None:
+    made = oracles.timm().create_model(name, depth=1, num_classes=0)
+    from timm.models import save_for_hf
+
+    save_for_hf(made, tmp_path, safe_serialization=True)
+    with pytest.raises(CheckpointError, match=f"timm's {name} is not a plain ViT"):
+        load(tmp_path)
+
+
+@torch.no_grad()
+def test_clip_at_another_size(tmp_path: Path) -> None:
+    transformers = oracles.transformers()
+    made = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**TINY)).eval()
+    randomize(made)
+    made.save_pretrained(tmp_path)
+    picture = image(40, 24)
+    theirs = made(picture, interpolate_pos_encoding=True).last_hidden_state
+    close(load(tmp_path).model.intermediates(picture, [-1])[0], theirs)

@@ -703,7 +703,9 @@ def bombs(folder: Path) -> list[Path]:
 def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path) -> None:
     paths = bombs(tmp_path)
     for path, outcome in zip(paths, decode_apart(paths), strict=True):
-        assert outcome.get("reason") == "too-large", (path, outcome)
+        # An older libwebp refuses to look at such a file at all.
+        reasons = ("too-large", "corrupt") if path.suffix == ".webp" else ("too-large",)
+        assert outcome.get("reason") in reasons, (path, outcome)
         assert path.name.split("-")[0] in outcome["message"] or "gigapixels" in path.name
         assert "megapixels" in outcome["message"]
         assert outcome["busy"] < 0.05, (path, outcome)  # of the processor, which other tests share

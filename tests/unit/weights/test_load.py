@@ -88,12 +88,50 @@ def test_another_image_size_resamples_for_good_and_is_said(position: str, tmp_pa
     assert loaded.config.grid == (6, 5)
 
 
-def test_an_image_size_that_fits_the_table_is_its_shape(tmp_path: Path) -> None:
-    path = write_timm(tiny_vit(image_size=(16, 64)), tmp_path / "x.safetensors")
-    assert load(path, num_heads=2, image_size=(16, 64)).config.grid == (2, 8)
-    assert load(path, num_heads=2, image_size=(16, 64)).notes == load(path, num_heads=2).notes[:0] + tuple(
-        note for note in load(path, num_heads=2).notes if "resampled" not in note
-    )
+def test_an_image_size_that_fits_the_table_is_its_shape_unless_a_config_says_otherwise(tmp_path: Path) -> None:
+    oblong = tiny_vit(image_size=(16, 64))
+    path = write_timm(oblong, tmp_path / "x.safetensors")
+    loaded = load(path, num_heads=2, image_size=(16, 64))
+    assert torch.equal(loaded.model.positions.table, oblong.positions.table)
+    assert loaded.config.grid == (2, 8)
+    save(tiny_vit(), tmp_path / "square", layout="transformers")
+    config = json.loads((tmp_path / "square" / "config.json").read_text())
+    del config["patchlight"]
+    (tmp_path / "square" / "config.json").write_text(json.dumps(config))
+    loaded = load(tmp_path / "square", image_size=(16, 64))
+    assert "resampled positions from 32x32 to 16x64" in loaded.notes
+    assert not torch.equal(loaded.model.positions.table, tiny_vit().positions.table)
+
+
+def test_preprocessing_follows_the_image_size(tmp_path: Path) -> None:
+    save(tiny_vit(), tmp_path / "m", preprocess=PreprocessConfig(image_size=(32, 32), resize_size=(40, 40)))
+    loaded = load(tmp_path / "m", image_size=64)
+    assert loaded.preprocess.config == PreprocessConfig(image_size=(64, 64), resize_size=(80, 80))
+    assert "photos are prepared for 64x64 instead of 32x32" in loaded.notes
+
+
+def test_a_checkpoint_without_positions_needs_a_word(tmp_path: Path) -> None:
+    path = write_timm(tiny_vit(position="none"), tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="no positions are in it; if there are none to be, say position='none'"):
+        load(path, num_heads=2)
+    assert torch.equal(load(path, num_heads=2, position="none").model(IMAGE), tiny_vit(position="none")(IMAGE))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "float16"}, "dtype='float16' is not a floating-point type"),
+        ({"dtype": torch.int64}, "is not a floating-point type"),
+        ({"device": "nowhere"}, "device='nowhere' is not here"),
+        ({"preprocess": {}}, "preprocess is a dict; give a PreprocessConfig"),
+    ],
+)
+def test_mistakes_in_the_call_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load("anything", **arguments)
+    for nothing in ("", None, 5):
+        with pytest.raises(CheckpointError, match="is no source"):
+            load(nothing)
 
 
 def test_partial_loads_are_never_silent(tmp_path: Path) -> None:

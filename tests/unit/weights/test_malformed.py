@@ -340,6 +340,24 @@ def safetensors_of_nothing_too_many_times(folder: Path) -> Path:
     return safetensors_of(folder, {"x": {"dtype": "F32", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}})
 
 
+@case("it wants to call bytearray")
+def pickle_that_takes_memory(folder: Path) -> Path:
+    """A few bytes of pickle that torch allows, and that ask for gigabytes."""
+    path = folder / "x.pt"
+    path.write_bytes(b"\x80\x02c__builtin__\nbytearray\nJ\xff\xff\xff\x7f\x85R.")
+    return path
+
+
+@case("it wants to call _codecs.encode")
+def pickle_that_takes_time(folder: Path) -> Path:
+    text = ("\u4e00" * 60_000).encode()
+    path = folder / "x.pt"
+    path.write_bytes(
+        b"\x80\x02c_codecs\nencode\nX" + struct.pack("<I", len(text)) + text + b"X\x08\0\0\0punycode\x86R."
+    )
+    return path
+
+
 @case("float8|F8_E4M3")
 def float8(folder: Path) -> Path:
     return safetensors_with(folder, **{"norm.bias": torch.zeros(24).to(torch.float8_e4m3fn)})
