@@ -53,6 +53,7 @@ def _hub(hub: str, preprocess: PreprocessConfig, licence: str, about: str, **set
 _AUGREG = "ImageNet-21k, then ImageNet-1k"
 _DINO = "DINO, self-supervised on ImageNet-1k"
 _DINO2 = "DINOv2, self-supervised on 142 M images"
+_DINO2_HEAD = "DINOv2 with a linear ImageNet-1k classifier"
 _DINO2_REG = "DINOv2 with 4 registers"
 _OPENAI = "CLIP image tower, by OpenAI"
 
@@ -65,6 +66,8 @@ ENTRIES: tuple[Entry, ...] = (
     _hub("facebook/dinov2-base", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
     _hub("facebook/dinov2-large", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
     _hub("facebook/dinov2-giant", DINO, "Apache-2.0", _DINO2, norm_eps=1e-6),
+    _hub("facebook/dinov2-small-imagenet1k-1-layer", DINO, "Apache-2.0", _DINO2_HEAD, norm_eps=1e-6),
+    _hub("facebook/dinov2-base-imagenet1k-1-layer", DINO, "Apache-2.0", _DINO2_HEAD, norm_eps=1e-6),
     _hub("facebook/dinov2-with-registers-small", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
     _hub("facebook/dinov2-with-registers-base", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
     _hub("facebook/dinov2-with-registers-large", DINO, "Apache-2.0", _DINO2_REG, norm_eps=1e-6),
@@ -78,11 +81,17 @@ ENTRIES: tuple[Entry, ...] = (
     _hub("google/vit-base-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _AUGREG),
     _hub("google/vit-base-patch16-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
     _hub("google/vit-large-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _AUGREG),
+    _hub("google/vit-large-patch16-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
+    _hub("google/vit-base-patch16-384", INCEPTION_SQUASH.for_size((384, 384)), "Apache-2.0", _AUGREG),
+    _hub("google/vit-base-patch32-384", INCEPTION_SQUASH.for_size((384, 384)), "Apache-2.0", _AUGREG),
+    _hub("google/vit-large-patch16-384", INCEPTION_SQUASH.for_size((384, 384)), "Apache-2.0", _AUGREG),
+    _hub("google/vit-large-patch32-384", INCEPTION_SQUASH.for_size((384, 384)), "Apache-2.0", _AUGREG),
     _hub("google/vit-base-patch32-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
     _hub("google/vit-huge-patch14-224-in21k", INCEPTION_SQUASH, "Apache-2.0", "ImageNet-21k"),
     _hub("openai/clip-vit-base-patch32", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
     _hub("openai/clip-vit-base-patch16", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
     _hub("openai/clip-vit-large-patch14", CLIP, "MIT", _OPENAI, mlp="quick_gelu"),
+    _hub("openai/clip-vit-large-patch14-336", CLIP.for_size((336, 336)), "MIT", _OPENAI, mlp="quick_gelu"),
     _timm("vit_tiny_patch16_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
     _timm("vit_small_patch16_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
     _timm("vit_small_patch32_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _AUGREG),
@@ -112,6 +121,7 @@ ENTRIES: tuple[Entry, ...] = (
     _timm("vit_small_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_base_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_large_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
+    _timm("vit_giant_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_small_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
     _timm("vit_base_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
     _timm("vit_base_patch32_clip_224", "openai", CLIP_90, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),

@@ -336,6 +336,10 @@ def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> V
     return asked
 
 
+def _and_more(keys: list[str]) -> str:
+    return f" and {len(keys)} more" if keys else ""
+
+
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
@@ -378,14 +382,12 @@ def _fill(
     for key in sorted(set(wanted) & set(state)):
         if not state[key].is_floating_point():
             raise CheckpointError(f"{source}: the tensor for {key!r} is of type {state[key].dtype}; weights are floats")
-    problems = [
-        f"{what}: {', '.join(keys[:5])}" + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        for what, keys in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
-        if keys
-    ]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
+    problems = {what: keys for what, keys in problems.items() if keys}
     if problems and strict:
-        raise CheckpointError(f"{source}: does not fit the model; {'; '.join(problems)}; strict=False loads the rest")
-    notes += problems
+        said = [f"{what}: {', '.join(keys[:5])}" + _and_more(keys[5:]) for what, keys in problems.items()]
+        raise CheckpointError(f"{source}: does not fit the model; {'; '.join(said)}; strict=False loads the rest")
+    notes += [f"{what}: {', '.join(keys)}" for what, keys in problems.items()]
     fitting: dict[str, Tensor] = {}
     for key in list(state):
         value = state.pop(key)

@@ -86,7 +86,7 @@ def test_models(tmp_path: Path) -> None:
     assert "dinov2-with-registers-small" in answer.stdout
     assert "clip" not in answer.stdout
     rows = json.loads(patchlight("models", "--json", cwd=tmp_path).stdout)
-    assert {"name", "about", "licence"} == set(rows[0])
+    assert {"name", "hub", "about", "licence", "settings", "preprocess"} == set(rows[0])
 
 
 def test_classify(pets: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import oracles
 from models_at_random import randomize, tiny_vit
@@ -185,6 +185,41 @@ def test_dinov2_in_chunks(registers: int, tmp_path: Path) -> None:
     loaded = load(tmp_path / "dinov2.pth", num_heads=3)
     assert loaded.config.prefix_positions == ("class" if registers else "all")
     close(loaded.model.tokens(image()), made.forward_features(image()))
+
+
+@torch.no_grad()
+def test_dinov3_as_published(tmp_path: Path) -> None:
+    """The golden of transformers under the original's names: storage tokens, RoPE periods, a masked key bias."""
+    golden = load_file(Path(__file__).parent.parent / "golden" / "hf_dinov3.safetensors")
+    theirs = {key.removeprefix("weights/"): value for key, value in golden.items() if key.startswith("weights/")}
+    state = {
+        "cls_token": theirs["embeddings.cls_token"],
+        "storage_tokens": theirs["embeddings.register_tokens"],
+        "mask_token": torch.zeros(1, 48),
+        "rope_embed.periods": torch.zeros(4),
+        "patch_embed.proj.weight": theirs["embeddings.patch_embeddings.weight"],
+        "patch_embed.proj.bias": theirs["embeddings.patch_embeddings.bias"],
+        "norm.weight": theirs["norm.weight"],
+        "norm.bias": theirs["norm.bias"],
+    }
+    for block in range(2):
+        inside = {key.removeprefix(f"model.layer.{block}."): v for key, v in theirs.items() if f".{block}." in key}
+        q, k, v = (inside[f"attention.{part}_proj.weight"] for part in "qkv")
+        q_bias, v_bias = inside["attention.q_proj.bias"], inside["attention.v_proj.bias"]
+        state[f"blocks.{block}.attn.qkv.weight"] = torch.cat([q, k, v])
+        state[f"blocks.{block}.attn.qkv.bias"] = torch.cat([q_bias, torch.ones(48), v_bias])
+        state[f"blocks.{block}.attn.qkv.bias_mask"] = torch.cat([torch.ones(48), torch.zeros(48), torch.ones(48)])
+        for ours, name in (("attn.proj", "attention.o_proj"), ("mlp.fc1", "mlp.up_proj"), ("mlp.fc2", "mlp.down_proj")):
+            for part in ("weight", "bias"):
+                state[f"blocks.{block}.{ours}.{part}"] = inside[f"{name}.{part}"]
+        for index in (1, 2):
+            state[f"blocks.{block}.ls{index}.gamma"] = inside[f"layer_scale{index}.lambda1"]
+            for part in ("weight", "bias"):
+                state[f"blocks.{block}.norm{index}.{part}"] = inside[f"norm{index}.{part}"]
+    torch.save(state, tmp_path / "dinov3.pth")
+    loaded = load(tmp_path / "dinov3.pth")
+    assert (loaded.config.num_heads, loaded.why["num_heads"]) == (3, "shapes")
+    close(loaded.model.tokens(golden["input"]), golden["features"])
 
 
 @torch.no_grad()
