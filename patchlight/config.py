@@ -369,9 +369,10 @@ def check_names(config_type: type, settings: dict[str, Any]) -> None:
     """Refuse settings that the config does not have, with the nearest name it has."""
     names = _field_names(config_type)
     for name in settings:
-        nearest = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}"
-        _require(name in names, f"unknown setting {name!r} for {config_type.__name__}; {hint}")
+        if name not in names:
+            nearest = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}"
+            raise PatchlightError(f"unknown setting {name!r} for {config_type.__name__}; {hint}")
 
 
 def check_types(config: Any) -> None:
