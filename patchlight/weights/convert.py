@@ -419,10 +419,13 @@ def _join(state: State) -> None:
     """Put queries, keys and values into one matrix, and a gated MLP's two inputs into one; in place, to save memory."""
     parts: dict[str, list[Tensor]] = {}
     for key in [key for key in state if re.search(r"\.attn\.q\.(weight|bias)$", key)]:
-        q, k, v = (state.pop(key.replace(".attn.q.", f".attn.{part}."), None) for part in "qkv")
-        if q is None or v is None:
-            raise PatchlightError(f"the checkpoint has {key!r} without its values")
-        parts[key.replace(".attn.q.", ".attn.qkv.")] = [q, torch.zeros_like(q) if k is None else k, v]
+        names = [key.replace(".attn.q.", f".attn.{part}.") for part in "qkv"]
+        if key.endswith(".bias"):  # keys may go without: DINOv3 has a bias on queries and values alone
+            state.setdefault(names[1], torch.zeros_like(state[key]))
+        missing = [name for name in names if name not in state]
+        if missing:
+            raise PatchlightError(f"the checkpoint has {key!r} and lacks {missing[0]!r}")
+        parts[key.replace(".attn.q.", ".attn.qkv.")] = [state.pop(name) for name in names]
     with ThreadPoolExecutor() as pool:  # most of the time goes into getting the memory, which each core can do
         state.update(zip(parts, pool.map(torch.cat, parts.values()), strict=True))
     for key in [key for key in state if ".mlp.gate." in key]:

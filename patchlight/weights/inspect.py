@@ -97,10 +97,9 @@ def read_config(
             elif why[name] == "shapes" and value != told[name] and where != "you" and name in _FIRM:
                 raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
     for name in sorted(set(overrides) & _FIRM):
-        if why[name] == "shapes" and overrides[name] != told[name]:
-            raise CheckpointError(
-                f"{source}: {name}={overrides[name]!r} was asked for, but its tensors have {told[name]!r}"
-            )
+        value = _pair(overrides[name]) if name == "patch_size" else overrides[name]
+        if why[name] == "shapes" and value != told[name]:
+            raise CheckpointError(f"{source}: {name}={value!r} was asked for, but its tensors have {told[name]!r}")
     if "position" not in told:
         raise CheckpointError(f"{source}: no positions are in it; if there are none to be, say position='none'")
     image_size, prefix_positions, where = _grid(state, told, [*hints, *sources[:1], *sources[-1:]], source)

@@ -26,6 +26,9 @@ from patchlight.weights.fetch import fetch
 from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, recognise
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
 
+VERSION = 1
+"""Of the part of config.json that is ours."""
+
 ASSETS = Path(__file__).parent.parent / "assets"
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
@@ -132,10 +135,11 @@ def load(
     with _naming(str(source), "its config.json has a value that cannot be"):
         reading = _read(state, encoder, found, overrides)
         own_preprocess = _own_preprocess(found, asked=preprocess is not None)
-        labels = None if "num_classes" in overrides else _labels(found, reading.config)
+        labels = _labels(found, reading.config)
     notes = _notes(encoder, left_out, reading)
 
-    config = _target(reading.config, overrides, notes)
+    with _naming(str(source), "an override cannot be"):
+        config = _target(reading.config, overrides, notes)
     if encoder.origin.name == "timm" and config.position == "rope2d" and config.rope_coordinates == "index":
         state = reorder_rope(state, config)
     _resample_positions(state, reading.config, config)
@@ -146,7 +150,7 @@ def load(
         model=model.eval(),
         config=config,
         preprocess=_preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides),
-        labels=labels,
+        labels=labels if config.num_classes == reading.config.num_classes else None,
         provenance=Provenance(str(source), encoder.origin.name, found.weights, _licence(found)),
         why=reading.why | dict.fromkeys(overrides, "you"),
         notes=tuple(notes),
@@ -261,7 +265,7 @@ def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     architecture = str(config["architecture"])
     others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
     if others:
-        raise CheckpointError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
+        raise PatchlightError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
     hints: dict[str, Any] = {}
     for part, settings in TIMM_ARCHITECTURES:
         if part in architecture:
@@ -269,7 +273,7 @@ def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     arguments = config.get("model_args") or {}
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
     if pooling not in ("token", "avg", "map"):
-        raise CheckpointError(f"config.json says global_pool={pooling!r}, which we do not have")
+        raise PatchlightError(f"config.json says global_pool={pooling!r}, which we do not have")
     size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
     given = {
         "num_heads": arguments.get("num_heads"),
@@ -324,10 +328,7 @@ def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> V
     """The checkpoint's config with what the caller wants otherwise, said in notes."""
     if overrides.get("num_classes") == 0:
         overrides = {"head_hidden": 0, **overrides}
-    try:
-        asked = dataclasses.replace(own, **overrides)
-    except PatchlightError as error:
-        raise CheckpointError(str(error)) from None
+    asked = dataclasses.replace(own, **overrides)
     if asked.image_size != own.image_size and own.position in ("learned", "relative_bias"):
         notes.append(f"resampled positions from {_size(own.image_size)} to {_size(asked.image_size)}")
     if asked.num_classes != own.num_classes:
@@ -438,7 +439,7 @@ def _read_preprocess(found: Found) -> PreprocessConfig | None:
 
 def _our_part(found: Found, part: str) -> dict[str, Any]:
     own = found.config["patchlight"]
-    if not isinstance(own, dict) or own.get("version") != 1 or not isinstance(own.get(part), dict):
+    if not isinstance(own, dict) or own.get("version") != VERSION or not isinstance(own.get(part), dict):
         raise CheckpointError(
             f"{found.source}: the patchlight part of its config.json is damaged, or of a later version"
         )

@@ -14,11 +14,8 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.weights.convert import TIMM, TRANSFORMERS_OLD, State, convert_to
-from patchlight.weights.load import Loaded
+from patchlight.weights.load import VERSION, Loaded
 
-VERSION = 1
-
-TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 TRANSFORMERS_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
 
 
@@ -163,7 +160,7 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
 
 def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
     _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
-    if config.mlp not in TIMM_ACTIVATIONS:
+    if config.mlp == "swiglu":
         _refuse("timm", config, mlp="gelu")
     if preprocess.resize == "none":
         raise PatchlightError("preprocessing with resize='none' cannot be written with layout='timm'")
@@ -195,7 +192,7 @@ def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> t
         "pre_norm": config.embed_norm,
         "fc_norm": config.final_norm == "pooled",
         "global_pool": pooling,
-        "act_layer": TIMM_ACTIVATIONS[config.mlp],
+        "act_layer": config.mlp,  # timm's names for these are ours
     }
     if config.norm_eps == 1e-5:
         arguments["norm_layer"] = "layernorm"

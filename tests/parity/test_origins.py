@@ -374,7 +374,7 @@ def test_timm_architectures_of_the_same_names_and_another_computation_are_refuse
     from timm.models import save_for_hf
 
     save_for_hf(made, tmp_path, safe_serialization=True)
-    with pytest.raises(CheckpointError, match=f"timm's {name} is not a plain ViT"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: timm's {name} is not a plain ViT"):
         load(tmp_path)
 
 

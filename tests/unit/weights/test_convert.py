@@ -27,6 +27,13 @@ def test_queries_keys_and_values_are_stacked_in_this_order_and_a_missing_key_bia
     assert ours["blocks.0.attn.qkv.bias"].tolist() == [1, 1, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("part", "kv")
+def test_a_missing_key_or_value_matrix_is_not_made_up(part: str) -> None:
+    state = {f"layers.0.attention.{name}_proj.weight": torch.ones(2, 2) for name in "qkv" if name != part}
+    with pytest.raises(PatchlightError, match=rf"has 'blocks.0.attn.q.weight' and lacks 'blocks.0.attn.{part}.weight'"):
+        convert(state, BY_NAME["transformers"])
+
+
 def test_what_is_no_part_of_the_encoder_is_left_out_by_name() -> None:
     state = {"mask_token": torch.zeros(1), "head.mlp.0.weight": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
     ours, left_out = convert(state, BY_NAME["timm"])

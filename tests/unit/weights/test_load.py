@@ -194,6 +194,18 @@ def test_transformers_labels_and_preprocessing(tmp_path: Path) -> None:
     assert loaded.why["num_heads"] == "config.json"
 
 
+def test_repeating_what_the_checkpoint_has_changes_nothing(tmp_path: Path) -> None:
+    save(tiny_vit(num_classes=2), tmp_path / "m", labels=["cat", "dog"])
+    assert load(tmp_path / "m", num_classes=2).labels == ("cat", "dog")
+    assert load(tmp_path / "m", num_classes=3).labels is None
+    path = write_timm(tiny_vit(), tmp_path / "x.safetensors")
+    assert load(path, num_heads=2, patch_size=8).config == load(path, num_heads=2).config
+    with pytest.raises(CheckpointError, match=r"x.safetensors: patch_size=\(4, 4\) was asked for"):
+        load(path, num_heads=2, patch_size=4)
+    with pytest.raises(CheckpointError, match=f"{tmp_path / 'm'}: width=24 is not divisible by num_heads=5"):
+        load(tmp_path / "m", num_heads=5)
+
+
 def test_provenance(tmp_path: Path) -> None:
     path = write_timm(tiny_vit(), tmp_path / "x.safetensors")
     provenance = load(path, num_heads=2).provenance
