@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from patchlight.costing import Costs as Costs
     from patchlight.costing import costs as costs
     from patchlight.errors import PatchlightError as PatchlightError
+    from patchlight.explain.attention import AttentionMaps as AttentionMaps
+    from patchlight.explain.attention import attention as attention
     from patchlight.geometry import Box as Box
     from patchlight.geometry import View as View
     from patchlight.images.decode import ImageError as ImageError
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from patchlight.weights.save import save as save
 
 _HOMES = {
+    "AttentionMaps": "patchlight.explain.attention",
     "Box": "patchlight.geometry",
     "Costs": "patchlight.costing",
     "ImageError": "patchlight.images.decode",
@@ -37,6 +40,7 @@ _HOMES = {
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
     "View": "patchlight.geometry",
+    "attention": "patchlight.explain.attention",
     "classify": "patchlight.classification",
     "costs": "patchlight.costing",
     "decode": "patchlight.images.decode",

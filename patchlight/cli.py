@@ -168,6 +168,45 @@ def classify(
         raise typer.Exit(3)
 
 
+@app.command()
+def look(
+    photo: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
+    model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
+    layers: Annotated[str, typer.Option(help="Blocks to sweep over: all, -1, or 0,3,11.")] = "all",
+    patch: Annotated[str | None, typer.Option(metavar="ROW,COL", help="The patch to follow, counted from 0.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to; look-PHOTO in this folder if left out.")
+    ] = None,
+    image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
+    settings: Settings = None,
+) -> None:
+    """One page with pictures of what a model did with a photo: its attention, features and positions."""
+    changes = _parse_settings(settings or [])
+    if image_size is not None:
+        changes["image_size"] = _parse_size(image_size)
+    blocks = None if layers == "all" else _parse_numbers("--layers", layers, "all, -1, or blocks such as 0,3,11")
+    place = None if patch is None else _parse_numbers("--patch", patch, "a row and a column, such as 3,5", count=2)
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.looking import look as look_at
+    from patchlight.weights.load import load
+
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, **changes)
+        folder = Path(f"look-{Path(photo).stem}") if out is None else out
+        look_at(
+            loaded,
+            photo,
+            layers="all" if blocks is None else blocks,
+            patch=None if place is None else (place[0], place[1]),
+            out=folder,
+            tell=lambda progress: status.update(Text(progress)),
+        )
+    typer.echo(folder / "index.html")
+
+
 def _plain(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list) and len(value) == 2 else str(value)
 
@@ -251,6 +290,16 @@ def _parse_size(text: str) -> tuple[int, int]:
     if size is None:
         raise PatchlightError(f"image size {text!r} is not a size; write 224, or 224x336 (height x width)")
     return int(size[1]), int(size[2] or size[1])
+
+
+def _parse_numbers(option: str, text: str, remedy: str, count: int | None = None) -> list[int]:
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or count not in (None, len(numbers)):
+        raise PatchlightError(f"{option} {text}: write {remedy}")
+    return numbers
 
 
 def _parse_settings(settings: list[str]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def fit_to_patches(
     `sizes` gives each image's own (height, width) in a batch that was padded right and below to a common size; what
     lies outside is set to zero, so that nothing in the padding can matter.
     """
-    _check_image(image_BCHW, config.in_channels)
+    check_image(image_BCHW, config.in_channels)
     height, width = image_BCHW.shape[2:]
     grid = config.grid_for((height, width))
     fitted = (grid[0] * config.patch_size[0], grid[1] * config.patch_size[1])
@@ -78,7 +78,7 @@ def fit_to_patches(
     return F.interpolate(image_BCHW.float(), size=fitted, mode="bicubic", antialias=True), grids
 
 
-def _check_image(image_BCHW: Tensor, channels: int) -> None:
+def check_image(image_BCHW: Tensor, channels: int) -> None:
     """Refuse what is not a batch of images, with what would make it one."""
     if not isinstance(image_BCHW, Tensor):
         kind = type(image_BCHW).__name__

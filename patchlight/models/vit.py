@@ -10,7 +10,7 @@ D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +35,42 @@ from patchlight.models.stems import PatchEmbed, fit_to_patches
 Pooling = Literal["cls", "mean", "cls_mean"]
 
 
+class Heads(NamedTuple):
+    """What the heads of one attention layer worked with: the very tensors of its forward pass."""
+
+    q_BANE: Tensor
+    k_BANE: Tensor
+    v_BANE: Tensor
+    mask: Tensor | None
+    """What was added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N)."""
+    out_BANE: Tensor
+
+    def rows(self, queries: Sequence[int] | slice | Tensor | None = None) -> Tensor:
+        """The softmax rows of the asked-for queries, which the fused kernel used and forgot: attn_BAQN, in float32."""
+        queries = slice(None) if queries is None else queries
+        with torch.autocast(self.q_BANE.device.type, enabled=False):
+            scores_BAQN = _products(self.q_BANE[:, :, queries], self.k_BANE) * self.q_BANE.shape[-1] ** -0.5
+            if self.mask is not None and self.mask.dtype == torch.bool:
+                scores_BAQN = scores_BAQN.masked_fill(~self.mask, -torch.inf)
+            elif self.mask is not None:
+                scores_BAQN = scores_BAQN + self.mask[:, :, queries]
+            return scores_BAQN.softmax(-1)
+
+
+def _products(q_BAQE: Tensor, k_BANE: Tensor) -> Tensor:
+    """q . k in float32, whatever the model's dtype."""
+    if q_BAQE.shape[2] == 1 and torch.compiler.is_compiling():
+        # The compiler makes this one pass over the keys, where a product of matrices would copy them first.
+        return (q_BAQE.float() * k_BANE.float()).sum(-1)[:, :, None]
+    return q_BAQE.float() @ k_BANE.float().transpose(2, 3)
+
+
+Visit = Callable[[int, Heads, Tensor], None]
+"""Is told a block's index, what its heads did, and the tokens x_BND after it."""
+
+
 class Attention(nn.Module):
-    """Multi-head self-attention on fused kernels; `rows` shows what it did."""
+    """Multi-head self-attention on fused kernels; `heads` shows what it did."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -47,10 +81,13 @@ class Attention(nn.Module):
         self.relative_bias = RelativeBias(config) if config.position == "relative_bias" else None
         self.out = nn.Linear(config.width, config.width)
 
-    def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+    def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
+        """The tokens' answers, x_BND; what the heads did is added to the list, where one is given."""
         q_BANE, k_BANE, v_BANE = self.project(x_BND, geometry)
         mask = self.mask(geometry, q_BANE.dtype)
         out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
+        if heads is not None:
+            heads.append(Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE))
         return self.out(out_BANE.transpose(1, 2).flatten(2))
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,21 +104,6 @@ class Attention(nn.Module):
         if self.relative_bias is None:
             return geometry.mask_B11N()
         return self.relative_bias(geometry).to(dtype)
-
-    def rows(
-        self, x_BND: Tensor, geometry: TokenGeometry, queries: int | Sequence[int] | slice = slice(None)
-    ) -> Tensor:
-        """Softmax rows of the asked-for queries, from the same q and k as forward: attn_BAQN, in float32."""
-        queries = [queries] if isinstance(queries, int) else queries
-        q_BANE, k_BANE, _ = self.project(x_BND, geometry)
-        mask = self.mask(geometry, q_BANE.dtype)
-        with torch.autocast(x_BND.device.type, enabled=False):
-            scores_BAQN = q_BANE[:, :, queries].float() @ k_BANE.float().transpose(2, 3) * q_BANE.shape[-1] ** -0.5
-            if mask is not None and mask.dtype == torch.bool:
-                scores_BAQN = scores_BAQN.masked_fill(~mask, -torch.inf)
-            elif mask is not None:
-                scores_BAQN = scores_BAQN + mask[:, :, queries]
-            return scores_BAQN.softmax(-1)
 
 
 class MLP(nn.Module):
@@ -156,8 +178,8 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.residual2 = Residual(config, drop_path)
 
-    def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
-        x_BND = self.residual1(x_BND, self.attn(self.norm1(x_BND), geometry))
+    def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
+        x_BND = self.residual1(x_BND, self.attn(self.norm1(x_BND), geometry, heads))
         return self.residual2(x_BND, self.mlp(self.norm2(x_BND)))
 
 
@@ -216,17 +238,23 @@ class ViT(nn.Module):
         self.init_weights()
 
     def forward(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> Tensor:
+        return self.read(*self.encode(image_BCHW, sizes))
+
+    def read(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        """What the encoded tokens say: logits_BK, or pooled features_BD if there are no classes."""
         if self.distill_head is not None:
-            logits_BK, distilled_BK = self.both_logits(image_BCHW, sizes)
+            logits_BK, distilled_BK = self._read_both(x_BND)
             return (logits_BK + distilled_BK) / 2
-        features_BD = self.features(image_BCHW, sizes)
+        features_BD = self._norm_pooled(pool(x_BND, self.config.pooling, geometry))
         return features_BD if self.head is None else self.head(features_BD)
 
     def both_logits(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, Tensor]:
         """What the class token's and the distillation token's heads say (DeiT); the prediction is their mean."""
+        return self._read_both(self.encode(image_BCHW, sizes)[0])
+
+    def _read_both(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         if self.head is None or self.distill_head is None:
             raise PatchlightError("this model has no two heads; make it with distill_token=True and num_classes")
-        x_BND, _ = self.encode(image_BCHW, sizes)
         class_BD, distill_BD = self._norm_pooled(x_BND[:, :2]).unbind(1)
         return self.head(class_BD), self.distill_head(distill_BD)
 
@@ -295,11 +323,18 @@ class ViT(nn.Module):
             x_BND = torch.cat([prefix_TD.expand(x_BND.shape[0], -1, -1), x_BND], 1)
         return self.embed_norm(x_BND), geometry
 
-    def encode(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
-        """As `tokens`, and how they lie."""
+    def encode(
+        self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None, visit: Visit | None = None
+    ) -> tuple[Tensor, TokenGeometry]:
+        """As `tokens`, and how they lie. `visit` is shown each block as it is passed; all of `explain` rests on it."""
         x_BND, geometry = self.embed(image_BCHW, sizes)
-        for block in self.blocks:
-            x_BND = self._run(block, x_BND, geometry)
+        for index, block in enumerate(self.blocks):
+            if visit is None:
+                x_BND = self._run(block, x_BND, geometry)
+            else:
+                heads: list[Heads] = []
+                x_BND = block(x_BND, geometry, heads)
+                visit(index, heads[0], x_BND)
         return self.norm(x_BND) if self.config.final_norm == "tokens" else x_BND, geometry
 
     def _run(self, block: nn.Module, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:

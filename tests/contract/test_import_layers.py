@@ -12,7 +12,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"serve"},
-    {"batch", "deploy", "train", "classification"},
+    {"batch", "deploy", "train", "classification", "looking"},
     {"weights", "explain", "localize", "costing"},
     {"models", "images"},
     {"config", "geometry"},

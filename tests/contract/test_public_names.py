@@ -8,8 +8,8 @@ import pytest
 import patchlight
 
 PUBLIC = [
-    *("Box", "Costs", "ImageError", "Loaded", "PatchlightError", "Prediction", "PreprocessConfig", "ViT", "ViTConfig"),
-    *("View", "classify", "costs", "decode", "load", "save", "variant"),
+    *("AttentionMaps", "Box", "Costs", "ImageError", "Loaded", "PatchlightError", "Prediction", "PreprocessConfig"),
+    *("ViT", "ViTConfig", "View", "attention", "classify", "costs", "decode", "load", "save", "variant"),
 ]
 
 

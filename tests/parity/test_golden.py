@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from patchlight.explain.attention import attention
 from patchlight.weights.load import Loaded, load
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -81,12 +82,8 @@ def test_logits_are_the_reference_logits(pair: tuple[str, Loaded, dict[str, torc
 @torch.no_grad()
 def test_last_block_attends_as_the_reference_does(pair: tuple[str, Loaded, dict[str, torch.Tensor]]) -> None:
     _, loaded, golden = pair
-    x_BND, geometry = loaded.model.embed(golden["input"])
-    *earlier, last = loaded.model.blocks
-    for block in earlier:
-        x_BND = block(x_BND, geometry)
-    attention_BANN = last.attn.rows(last.norm1(x_BND), geometry)
-    torch.testing.assert_close(attention_BANN, golden["attention"], atol=1e-5, rtol=0)
+    maps = attention(loaded, golden["input"], queries="all")
+    torch.testing.assert_close(maps.weights[0], golden["attention"], atol=1e-5, rtol=0)
 
 
 @torch.no_grad()

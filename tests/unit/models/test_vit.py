@@ -115,41 +115,9 @@ def test_padding_cannot_be_seen(
         torch.testing.assert_close(tokens_BND[index, valid_N], model.tokens(image)[0], atol=1e-4, rtol=1e-4)
 
 
-def test_padding_is_kept_out_of_attention() -> None:
-    for position in ("learned", "relative_bias"):
-        model = tiny_vit(position=position)
-        x_BND, geometry = model.embed(torch.randn(2, 3, 32, 32), sizes=[(32, 32), (8, 24)])
-        rows_BANN = model.blocks[0].attn.rows(x_BND, geometry)
-        torch.testing.assert_close(rows_BANN.sum(-1), torch.ones(rows_BANN.shape[:-1]))
-        assert geometry.valid_BN is not None
-        assert geometry.valid_BN.sum(1).tolist() == [17, 4]
-        assert (rows_BANN[1, :, :, ~geometry.valid_BN[1]] == 0).all()
-
-
 def test_sizes_that_fill_the_batch_cost_no_mask() -> None:
     _, geometry = tiny_vit().embed(torch.randn(2, 3, 32, 32), sizes=[(32, 32), (32, 32)])
     assert geometry.valid_BN is None
-
-
-@pytest.mark.parametrize("changes", EVERY_CONFIG, ids=str)
-def test_attention_rows_times_values_are_what_the_fused_kernel_gave(changes: dict[str, Any]) -> None:
-    model = tiny_vit(**changes)
-    image = torch.randn(2, model.config.in_channels, *model.config.image_size)
-    x_BND, geometry = model.embed(image)
-    x_BND, attention = model.blocks[0].norm1(x_BND), model.blocks[0].attn
-    rows_BAQN = attention.rows(x_BND, geometry, queries=[0, 3])
-    values_BANE = attention.project(x_BND, geometry)[2]
-    out_BQD = attention.out((rows_BAQN @ values_BANE).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(out_BQD, attention(x_BND, geometry)[:, [0, 3]], atol=1e-5, rtol=1e-5)
-
-
-def test_one_query_may_be_a_number_and_rows_stay_float32() -> None:
-    model = tiny_vit()
-    x_BND, geometry = model.embed(torch.randn(1, 3, 32, 32))
-    attention = model.blocks[0].attn
-    assert torch.equal(attention.rows(x_BND, geometry, 0), attention.rows(x_BND, geometry, [0]))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert attention.rows(x_BND, geometry, 0).dtype == torch.float32
 
 
 def test_prefix_tokens_stand_in_order_with_their_own_rows() -> None:

@@ -1,0 +1,311 @@
+"""The attention that a model paid, exactly: the softmax rows asked for, from the very q and k of its forward pass.
+
+The forward stays on fused attention, which never writes its weights down. The few rows that one wants to see are
+computed beside it: for the class token that is one row a head, linear in the number of tokens.
+
+Attention is a hint and not an explanation: it says where a layer took its values from, not why the model answered as
+it did. `explain.faithfulness` measures how far a map can be trusted.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from patchlight.config import Size, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.explain import class_rows
+from patchlight.explain.artifacts import artifact_patches, suppress
+from patchlight.geometry import View
+from patchlight.models.positions import TokenGeometry
+from patchlight.models.stems import check_image
+from patchlight.models.vit import Heads, ViT
+
+Layers = int | Sequence[int] | Literal["all"]
+
+Queries = (
+    int | Sequence[int] | tuple[int, int] | Sequence[tuple[int, int]] | Literal["cls", "distill", "registers", "all"]
+)
+"""Tokens: an index or a list of them; patches: a (row, column) tuple or a list of them; or a name."""
+
+
+BYTES_THAT_WAIT = 2**29
+"""Layers are read together on a GPU (see class_rows) as long as their queries, keys and values take no more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMaps:
+    """What the asked-for tokens attended to."""
+
+    weights: Tensor
+    """Softmax rows (L, B, A, Q, N) in float32: each sums to one over the N tokens. A is 1 where heads were averaged."""
+    grid: Size
+    """(h, w): how the patches lie."""
+    num_prefix: int
+    """How many of the N tokens come before the patches: class token, distillation token, registers."""
+    layers: tuple[int, ...]
+    queries: tuple[int, ...]
+    """Which tokens the Q rows belong to."""
+    tokens: Tensor
+    """The last block's tokens (B, N, D), from the same forward pass, as `model.tokens` gives them."""
+    patch_size: tuple[float, float]
+    """(height, width) of a patch in pixels of the model's image."""
+    values: Tensor | None = None
+    """With `values=True`: what the attention took its weighted mean of, (L, B, A, N, E)."""
+    artifacts: Tensor | None = None
+    """With `suppress_artifacts=True`: True at the patches (B, h, w) that hold no picture but the model's own notes."""
+
+    def heat(self) -> Tensor:
+        """The share of the attention that went to each patch, where it lies: (L, B, A, Q, h, w).
+
+        With `suppress_artifacts=True` artifacts show what their neighbours got; `weights` stay what they were.
+        """
+        heat = self.weights[..., self.num_prefix :].unflatten(-1, self.grid)
+        return heat if self.artifacts is None else suppress(heat, self.artifacts)
+
+
+def attention(
+    model: Any,
+    image_BCHW: Tensor,
+    layers: Layers = -1,
+    queries: Queries = "cls",
+    heads: Literal["all", "mean"] = "all",
+    *,
+    sizes: Sequence[Size] | None = None,
+    values: bool = False,
+    suppress_artifacts: bool = False,
+    differentiable: bool = False,
+) -> AttentionMaps:
+    """What tokens attended to, in one forward pass on fused attention.
+
+    `model` is a ViT, compiled or not, or what `load` gives. `layers` counts from 0, or from -1 backwards. `queries` are
+    "cls", "distill", "registers", "all", token indices (3, or [0, 3]), or patches by row and column ((2, 5), or
+    [(2, 5), (3, 5)]). `sizes` is as in `ViT`. `suppress_artifacts` takes patches of outlying norm out of `heat()`, see
+    `explain.artifacts`. Gradients flow only if `differentiable`.
+    """
+    vit = plain_vit(model)
+    wanted = resolve_layers(layers, vit.config.depth)
+    if heads not in ("all", "mean"):
+        raise PatchlightError(f"heads={heads!r} is not known; it is 'all' or 'mean'")
+    image_BCHW = image_for(vit, image_BCHW)
+    grid = vit.config.grid_for(_pixels(image_BCHW))
+    asked = resolve_queries(queries, vit.config, grid)
+    run = _compiled_look() if _is_compiled(model) else _look
+    with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+        in_order = tuple(sorted(set(wanted)))
+        weights_LBAQN, values_LBANE, norms_LBN, tokens_BND, geometry = run(
+            vit,
+            image_BCHW,
+            sizes,
+            in_order,
+            _as_index(asked, image_BCHW.device),
+            heads == "mean",
+            values,
+            suppress_artifacts,
+        )
+        if wanted != in_order:
+            again = [in_order.index(layer) for layer in wanted]
+            weights_LBAQN = weights_LBAQN[again]
+            values_LBANE = None if values_LBANE is None else values_LBANE[again]
+    artifacts_BP = None
+    if norms_LBN is not None:
+        artifacts_BP = artifact_patches(norms_LBN, geometry.num_prefix, geometry.valid_BN)
+    return AttentionMaps(
+        weights=weights_LBAQN,
+        grid=geometry.grid,
+        num_prefix=geometry.num_prefix,
+        layers=wanted,
+        queries=tuple(asked),
+        tokens=tokens_BND,
+        patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
+        values=values_LBANE,
+        artifacts=None if artifacts_BP is None else artifacts_BP.unflatten(1, geometry.grid),
+    )
+
+
+def _look(
+    vit: ViT,
+    image_BCHW: Tensor,
+    sizes: Sequence[Size] | None,
+    layers: tuple[int, ...],
+    queries: slice | Tensor,
+    mean: bool,
+    values: bool,
+    norms: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, TokenGeometry]:
+    """The forward pass, and beside it the rows (L, B, A, Q, N) and values (L, B, A, N, E) of `layers`, in order, and
+    the norms of the tokens after every block (depth, B, N)."""
+    rows: list[Tensor] = []
+    kept_values: list[Tensor] = []
+    kept_norms: list[Tensor] = []
+    waiting: list[Heads] = []
+
+    def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
+        if norms:
+            kept_norms.append(torch.linalg.vector_norm(x_BND, dim=-1, dtype=torch.float32))
+        if index not in layers:
+            return
+        if values:
+            kept_values.append(heads.v_BANE)
+        if waiting or (not torch.compiler.is_compiling() and class_rows.fits(heads, queries)):
+            waiting.append(heads)
+            if len(waiting) * heads.q_BANE.nbytes * 3 > BYTES_THAT_WAIT:
+                finish()
+        else:
+            rows_BAQN = heads.rows(queries)
+            rows.append((rows_BAQN.mean(1, keepdim=True) if mean else rows_BAQN)[None])
+
+    def finish() -> None:
+        assert isinstance(queries, slice)
+        rows_LBAQN = class_rows.class_rows(waiting, queries.start)
+        rows.append(rows_LBAQN.mean(2, keepdim=True) if mean else rows_LBAQN)
+        waiting.clear()
+
+    tokens_BND, geometry = vit.encode(image_BCHW, sizes, keep)
+    if waiting:
+        finish()
+    weights_LBAQN = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return (
+        weights_LBAQN,
+        torch.stack(kept_values) if values else None,
+        torch.stack(kept_norms) if norms else None,
+        tokens_BND,
+        geometry,
+    )
+
+
+@functools.cache
+def _compiled_look() -> Callable[..., Any]:
+    return torch.compile(_look)
+
+
+def heat_on_photo(heat: Tensor, view: View, patch_size: tuple[float, float], photo_size: Size | None = None) -> Tensor:
+    """Heat maps (..., h, w) over the photo that the view was made of: (..., H, W), bilinear between patch centres.
+
+    NaN where the model did not see the photo. `photo_size` is the (height, width) to draw it at; the photo's own if
+    None.
+    """
+    heights, widths = (
+        _linear_weights(size, source, patches, scale, offset, patch, model)
+        for size, source, patches, scale, offset, patch, model in zip(
+            photo_size or view.source_size,
+            view.source_size,
+            heat.shape[-2:],
+            view.scale,
+            view.offset,
+            patch_size,
+            view.model_size,
+            strict=True,
+        )
+    )
+    return heights.to(heat) @ heat @ widths.to(heat).T
+
+
+def _linear_weights(
+    size: int, source: int, patches: int, scale: float, offset: float, patch: float, model: int
+) -> Tensor:
+    """How much each patch along an axis counts for each pixel of the photo drawn at `size` pixels: (size, patches)."""
+    in_model = (torch.arange(size, dtype=torch.float64) + 0.5) * (source / size) * scale + offset
+    place = (in_model / patch - 0.5).clamp(0, patches - 1)  # in patches, from the first one's centre
+    weights = (1 - (place[:, None] - torch.arange(patches, dtype=torch.float64)).abs()).clamp(min=0)
+    weights[(in_model < 0) | (in_model > model)] = torch.nan
+    return weights
+
+
+def plain_vit(model: Any) -> ViT:
+    """The ViT inside what a user holds: a compiled or data-parallel model, or a loaded checkpoint."""
+    for wrapper in ("model", "module", "_orig_mod"):
+        if not isinstance(model, ViT):
+            model = getattr(model, wrapper, model)
+    if not isinstance(model, ViT):
+        raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives; not {model!r:.80}")
+    return model
+
+
+def image_for(vit: ViT, image_BCHW: Tensor) -> Tensor:
+    """The image where the model is, or one line that says what is wrong with it."""
+    check_image(image_BCHW, vit.config.in_channels)
+    return image_BCHW.to(vit.norm.weight.device)
+
+
+def _is_compiled(model: Any) -> bool:
+    model = getattr(model, "model", model)
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+def resolve_layers(layers: Layers, depth: int) -> tuple[int, ...]:
+    """Indices from 0, in the order asked for."""
+    if layers == "all":
+        return tuple(range(depth))
+    wanted = [layers] if isinstance(layers, int) else layers
+    if isinstance(wanted, str) or not all(isinstance(layer, int) for layer in wanted):
+        raise PatchlightError(f"layers={layers!r} is not known; give 'all', or indices such as -1 or [0, 5]")
+    if not wanted or not all(-depth <= layer < depth for layer in wanted):
+        raise PatchlightError(f"layers={layers!r} does not fit a model of {depth} blocks (0 to {depth - 1}, or -1)")
+    return tuple(layer % depth for layer in wanted)
+
+
+def resolve_queries(queries: Queries, config: ViTConfig, grid: Size) -> list[int]:
+    """Token indices from 0, in the order asked for."""
+    num_tokens = config.num_prefix + grid[0] * grid[1]
+    named = {
+        "cls": range(int(config.class_token)),
+        "distill": range(int(config.class_token), config.num_prefix - config.num_registers),
+        "registers": range(config.num_prefix - config.num_registers, config.num_prefix),
+        "all": range(num_tokens),
+    }
+    if isinstance(queries, str):
+        if queries not in named:
+            raise PatchlightError(f"queries={queries!r} is not known; the names are {', '.join(map(repr, named))}")
+        if not named[queries]:
+            what = {"cls": "class token", "distill": "distillation token", "registers": "registers"}[queries]
+            raise PatchlightError(f"queries={queries!r}: this model has no {what}; ask for a patch, such as (0, 0)")
+        return list(named[queries])
+    one = isinstance(queries, int) or (isinstance(queries, tuple) and _is_pair(queries))
+    asked: Any = [queries] if one else queries
+    if (
+        not isinstance(asked, Sequence)
+        or not asked
+        or not all(isinstance(query, int) or _is_pair(query) for query in asked)
+    ):
+        raise PatchlightError(
+            f"queries={queries!r} is not known; give a name, token indices such as [0, 3], or (row, column) patches"
+        )
+    return [_token_index(query, config.num_prefix, grid, num_tokens) for query in asked]
+
+
+def _is_pair(query: object) -> bool:
+    return isinstance(query, tuple | list) and len(query) == 2 and all(isinstance(place, int) for place in query)
+
+
+def _token_index(query: int | tuple[int, int], num_prefix: int, grid: Size, num_tokens: int) -> int:
+    if isinstance(query, int):
+        if not -num_tokens <= query < num_tokens:
+            raise PatchlightError(f"token {query} does not exist: the image has {num_tokens} tokens")
+        return query % num_tokens
+    row, column = query
+    if not (0 <= row < grid[0] and 0 <= column < grid[1]):
+        raise PatchlightError(f"patch {(row, column)} lies outside the grid of {grid[0]} rows and {grid[1]} columns")
+    return num_prefix + row * grid[1] + column
+
+
+def _as_index(asked: list[int], device: torch.device) -> slice | Tensor:
+    """A slice where the tokens follow each other (it costs no copy), else a tensor made once for all layers."""
+    if asked == list(range(asked[0], asked[0] + len(asked))):
+        return slice(asked[0], asked[0] + len(asked))
+    return torch.tensor(asked, device=device)
+
+
+def patch_pixels(config: ViTConfig, image_size: Size) -> tuple[float, float]:
+    """(height, width) of a patch in pixels of the image as it was given, which `uneven_size="resize"` rescales."""
+    if config.uneven_size != "resize":
+        return float(config.patch_size[0]), float(config.patch_size[1])
+    grid = config.grid_for(image_size)
+    return image_size[0] / grid[0], image_size[1] / grid[1]
+
+
+def _pixels(image_BCHW: Tensor) -> Size:
+    return (image_BCHW.shape[-2], image_BCHW.shape[-1])

@@ -1,0 +1,276 @@
+"""One photo through one model, and what can be seen of it: a page that works offline, and its pictures."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchlight.config import Size
+from patchlight.explain import plot, probes
+from patchlight.explain.artifacts import artifact_patches
+from patchlight.explain.attention import Layers, heat_on_photo, patch_pixels, resolve_layers, resolve_queries
+from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
+from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
+from patchlight.images.decode import Decoded, decode
+from patchlight.models.vit import Heads
+from patchlight.weights.convert import PROJECTIONS
+from patchlight.weights.load import Loaded
+
+LARGE, SMALL = 1000, 500
+"""Pixels that a photo's longer side is drawn with at most: beside one map, and among many."""
+
+MOST_POSITIONS = 48
+"""Rows and columns of positions that are compared at most: the memory grows with the fourth power."""
+
+
+def look(
+    loaded: Loaded,
+    photo: str | os.PathLike[str] | bytes | Image.Image,
+    *,
+    layers: Layers = "all",
+    patch: tuple[int, int] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    tell: Callable[[str], None] = lambda progress: None,
+) -> Look:
+    """Draw what a model did with a photo: a path, the bytes of a file, or a Pillow image.
+
+    `layers` are the blocks to sweep over. `patch` is the (row, column) whose attention and likeness are shown; None
+    takes the one that gets the most attention. `out` is the folder that the page goes to; with None it is not written.
+    `tell` hears of the progress.
+    """
+    start = time.perf_counter()
+    if out is not None:
+        check_folder(Path(out))
+    plot.new_figure()  # better to hear now than later that there is no matplotlib
+    tell("reading the photo")
+    decoded, blocks = decode(photo), resolve_layers(layers, loaded.config.depth)
+    scene, pictures = _Scene(loaded, decoded, patch), []
+    for picture in _draw(loaded, scene, blocks):
+        pictures.append(picture)
+        tell(f"drew {picture.name}")
+    name = "photo" if isinstance(photo, bytes | Image.Image) else Path(photo).name
+    seen = Look(
+        photo=name,
+        facts=_facts(loaded, scene, time.perf_counter() - start),
+        notes=(*_notes(loaded, scene, patch is not None), *loaded.notes),
+        pictures=tuple(pictures),
+        page=None if out is None else Path(out) / "index.html",
+    )
+    if out is not None:
+        write(seen, Path(out))
+    return seen
+
+
+# What the model did
+
+
+class _Scene:
+    """The photo, and what one forward pass over it showed."""
+
+    @torch.no_grad()
+    def __init__(self, loaded: Loaded, decoded: Decoded, patch: tuple[int, int] | None) -> None:
+        model, config, num_prefix = loaded.model, loaded.config, loaded.config.num_prefix
+        image_CHW, self.view = loaded.preprocess(decoded)
+        self.image_BCHW = image_CHW[None].to(model.norm.weight.device)
+        self.grid = config.grid_for(self.view.model_size)
+        self.patch_size = patch_pixels(config, self.view.model_size)
+        self.photo_HWC = _drawn(decoded, LARGE)
+        self.small_HWC = _drawn(decoded, SMALL)
+        if patch is not None:
+            resolve_queries([patch], config, self.grid)  # says so, where there is no such patch
+
+        rows_LAN: list[Tensor] = []
+        norms_LBN: list[Tensor] = []
+        last: list[Heads] = []
+
+        def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
+            rows_LAN.append(heads.rows([0])[0, :, 0] if config.class_token else _mean_row(heads, num_prefix))
+            norms_LBN.append(x_BND.float().norm(dim=2))
+            last[:] = [heads]
+
+        self.tokens_BND, geometry = model.encode(self.image_BCHW, visit=keep)
+        (heads,) = last
+        self.heat_LAhw = torch.stack(rows_LAN)[..., num_prefix:].unflatten(-1, self.grid)
+        """What each head pays to the patches: the class token's attention, or that of all patches on average."""
+        self.norms_hw = norms_LBN[-1][0, num_prefix:].unflatten(0, self.grid)
+        self.outliers_hw = artifact_patches(torch.stack(norms_LBN), num_prefix)[0].unflatten(0, self.grid)
+        self.patch = patch or divmod(int(self.heat_LAhw[-1].mean(0).argmax()), self.grid[1])
+        query = resolve_queries([self.patch], config, self.grid)
+        self.patch_heat_hw = heads.rows(query)[0, :, 0, num_prefix:].mean(0).unflatten(0, self.grid)
+        self.answer = _answer(loaded, model.read(self.tokens_BND, geometry)[0])
+
+    def spread(self, heat: Tensor, photo_HWC: Any) -> Tensor:
+        return heat_on_photo(heat.cpu().float(), self.view, self.patch_size, photo_HWC.shape[:2])
+
+    def edges(self) -> plot.Edges:
+        """Where the patches' borders lie in the drawn photo; a patch that holds none of it has no extent."""
+        (rows, columns), (height, width), (down, across) = self.grid, self.view.model_size, self.patch_size
+        y, x = (self.photo_HWC.shape[axis] / self.view.source_size[axis] for axis in (0, 1))
+        ys = [y * self.view.point_to_source((0, min(row * down, height)))[1] for row in range(rows + 1)]
+        xs = [x * self.view.point_to_source((min(column * across, width), 0))[0] for column in range(columns + 1)]
+        return np.array(ys), np.array(xs)
+
+
+def _mean_row(heads: Heads, num_prefix: int) -> Tensor:
+    """What each head's patches attend to on average, (A, N)."""
+    num_tokens = heads.q_BANE.shape[2]
+    chunks = range(num_prefix, num_tokens, QUERIES_AT_ONCE)
+    sums = [heads.rows(slice(start, start + QUERIES_AT_ONCE))[0].sum(1) for start in chunks]
+    return torch.stack(sums).sum(0) / (num_tokens - num_prefix)
+
+
+def _answer(loaded: Loaded, logits_K: Tensor) -> tuple[int, str] | None:
+    """The likeliest class, and in words its name and probability; None where the model names no classes."""
+    if not loaded.config.num_classes or loaded.provenance.origin in PROJECTIONS:
+        return None
+    probability, index = logits_K.float().softmax(0).max(0)
+    number, share = int(index), f"{float(probability):.1%}"
+    return number, f"class {number} at {share}" if loaded.labels is None else f"{loaded.labels[number]} at {share}"
+
+
+def _drawn(decoded: Decoded, longest: int) -> Any:
+    """The upright photo as it is drawn, (H, W, 3) uint8: smaller where it is large, never larger."""
+    height, width = decoded.source_size
+    ratio = min(1.0, longest / max(height, width))
+    size = max(1, round(width * ratio)), max(1, round(height * ratio))
+    return np.asarray(decoded.image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0))
+
+
+def _compared(grid: Size) -> Size:
+    return min(grid[0], MOST_POSITIONS), min(grid[1], MOST_POSITIONS)
+
+
+def _shares(loaded: Loaded, scene: _Scene) -> dict[str, Tensor]:
+    if loaded.config.class_token:
+        return probes.attention_shares(loaded.model, scene.image_BCHW)
+    artifacts_L, patches_L = (
+        scene.heat_LAhw.mean(1).where(which_hw, 0).sum((1, 2)) for which_hw in (scene.outliers_hw, ~scene.outliers_hw)
+    )
+    return {"registers": 1 - artifacts_L - patches_L, "artifacts": artifacts_L, "patches": patches_L}
+
+
+def _facts(loaded: Loaded, scene: _Scene, seconds: float) -> tuple[tuple[str, str], ...]:
+    config, parameters = loaded.config, sum(parameter.numel() for parameter in loaded.model.parameters())
+    tokens = {
+        "class": int(config.class_token),
+        "distillation": int(config.distill_token),
+        "registers": config.num_registers,
+        "patches": scene.grid[0] * scene.grid[1],
+    }
+    kinds = ", ".join(f"{count} {kind}" for kind, count in tokens.items() if count)
+    return (
+        ("model", f"{loaded.provenance.source} ({loaded.provenance.origin})"),
+        ("size", f"{parameters / 1e6:,.1f} million parameters, {config.depth} blocks of {config.num_heads} heads"),
+        ("photo", f"{_by(scene.view.source_size)} pixels (height x width)"),
+        ("model's image", f"{_by(scene.view.model_size)} pixels, in patches of {_by(scene.patch_size)}"),
+        ("tokens", f"{sum(tokens.values()):,} ({kinds})"),
+        *((("answer", scene.answer[1]),) if scene.answer else ()),
+        ("time", f"{seconds:.1f} seconds"),
+    )
+
+
+def _words(loaded: Loaded, scene: _Scene) -> dict[str, str]:
+    """What the texts leave open."""
+    config, count = loaded.config, int(scene.outliers_hw.sum())
+    return {
+        "grid": _by(scene.grid),
+        "pixels": _by(scene.patch_size),
+        "patch": f"the patch in row {scene.patch[0]}, column {scene.patch[1]}",
+        "reader": "the class token" if config.class_token else "the average patch",
+        "answer": scene.answer[1] if scene.answer else "",
+        "outliers": f"{count} stand{'s' if count == 1 else ''} out (framed)." if count else "None stands out here.",
+        "positions": _by(_compared(scene.grid)),
+        "likeness": "the bias" if config.position == "relative_bias" else "the likeness",
+    }
+
+
+def _notes(loaded: Loaded, scene: _Scene, asked: bool) -> list[str]:
+    notes = []
+    if not loaded.config.class_token:
+        notes.append(
+            "This model has no class token. Its maps show the attention of all patches on average: the share that "
+            "each patch receives."
+        )
+    if not asked:
+        row, column = scene.patch
+        notes.append(
+            f"No patch was asked for. The one followed below, in row {row}, column {column} (counted from 0), gets the "
+            "most attention in the last block."
+        )
+    if scene.answer is None:
+        notes.append("This model names no classes, so there is no map of what spoke for one.")
+    if loaded.config.position == "none":
+        notes.append("This model is not told where its patches lie, so there are no positions to compare.")
+    return notes
+
+
+def _by(size: tuple[float, float]) -> str:
+    return f"{size[0]:g} x {size[1]:g}"
+
+
+# The pictures
+
+
+def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Picture]:
+    model, image_BCHW, photo_HWC, edges = loaded.model, scene.image_BCHW, scene.photo_HWC, scene.edges()
+    aspect, words = photo_HWC.shape[1] / photo_HWC.shape[0], _words(loaded, scene)
+
+    def picture(name: str, ax: Any) -> Picture:
+        title, caption = TEXTS[name]
+        return Picture(name, title, caption.format_map(words), plot.to_png(ax.figure))
+
+    def beside(name: str, heat_hw: Tensor, title: str, label: str, *, marked: bool = False) -> Picture:
+        """The photo, and a map over it."""
+        left, right = axes = plot.panels(2, aspect, columns=2)
+        plot.draw_photo(photo_HWC, left, edges, "photo")
+        draw = plot.draw_similarity if name == "patch-similarity" else plot.draw_heat
+        draw(photo_HWC, scene.spread(heat_hw, photo_HWC), right, title=title)
+        for ax in axes if marked else ():
+            plot.mark_patch(ax, edges, scene.patch)
+        plot.add_scale(axes, label, percent="share" in label)
+        return picture(name, left)
+
+    (ax,) = plot.panels(1, aspect)
+    plot.draw_patches(photo_HWC, scene.grid, ax, edges)
+    plot.mark_patch(ax, edges, scene.patch)
+    yield picture("patches", ax)
+
+    heads_Ahw, small_HWC = scene.heat_LAhw[-1], scene.small_HWC
+    axes = plot.draw_heads(small_HWC, scene.spread(heads_Ahw, small_HWC), probes.objectness(heads_Ahw))
+    yield picture("heads", axes[0])
+    layers_Lhw = scene.heat_LAhw.mean(1)[list(layers)]
+    axes = plot.draw_layers(small_HWC, scene.spread(layers_Lhw, small_HWC), layers)
+    yield picture("layers", axes[0])
+
+    yield beside("rollout", rollout(model, image_BCHW)[0], "rollout", "share of what reaches the answer")
+    if scene.answer is not None:
+        number, name = scene.answer
+        heat_hw = attribution(model, image_BCHW, number)[0]
+        drawable = name.isascii() and name.isprintable() and len(name) <= 40  # the font has few other letters
+        yield beside("attribution", heat_hw, f"for {name}" if drawable else f"for class {number}", "relevance")
+
+    title = "attention of the framed patch"
+    yield beside("patch-attention", scene.patch_heat_hw, title, "share of attention", marked=True)
+    similarity_hw = probes.patch_similarity(scene.tokens_BND, scene.grid, scene.patch)[0]
+    title = "likeness to the framed patch"
+    yield beside("patch-similarity", similarity_hw, title, "cosine similarity", marked=True)
+
+    yield picture("attention-distance", plot.draw_attention_distance(probes.attention_distance(model, image_BCHW)))
+    if loaded.config.position != "none":
+        similarity_hwhw = probes.position_similarity(model, _compared(scene.grid))
+        label = "bias" if loaded.config.position == "relative_bias" else "cosine similarity"
+        yield picture("position-similarity", plot.draw_position_similarity(similarity_hwhw, label=label))
+
+    left, right = axes = plot.panels(2, aspect, columns=2)
+    plot.draw_photo(photo_HWC, left, edges, "photo")
+    plot.draw_photo(photo_HWC, right, edges)
+    plot.draw_norms(scene.norms_hw, scene.outliers_hw, right, edges, "norms of the tokens")
+    plot.add_scale(axes, "norm")
+    yield picture("token-norms", left)
+    yield picture("attention-shares", plot.draw_shares(_shares(loaded, scene)))

@@ -1,0 +1,229 @@
+"""`look`: the figures show what the model did, computed here in another way."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models_at_random import tiny_vit
+from patchlight import looking
+from patchlight.config import PreprocessConfig
+from patchlight.errors import PatchlightError
+from patchlight.explain import plot
+from patchlight.explain.attention import attention, heat_on_photo
+from patchlight.explain.page import TEXTS
+from patchlight.images.decode import ImageError
+from patchlight.looking import look
+from patchlight.weights.load import Loaded, load
+from patchlight.weights.save import save
+
+RANDOM = np.random.default_rng(0)
+PHOTO = Image.fromarray(RANDOM.integers(0, 256, (40, 60, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The figures by name, kept instead of rendered, which takes most of the time."""
+    file = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(file, "PNG")
+    figures: list[Any] = []
+    by_name: dict[str, Any] = {}
+
+    def keep(figure: Any) -> bytes:
+        figures.append(figure)
+        return file.getvalue()
+
+    def looked(*arguments: Any, **settings: Any) -> looking.Look:
+        figures.clear()
+        result = look(*arguments, **settings)
+        by_name.update(zip([picture.name for picture in result.pictures], figures, strict=True))
+        return result
+
+    monkeypatch.setattr(plot, "to_png", keep)
+    by_name["look"] = looked
+    return by_name
+
+
+def loaded(folder: Path, labels: list[str] | None = None, **settings: Any) -> Loaded:
+    preprocess = settings.pop("preprocess", PreprocessConfig(image_size=settings.get("image_size", 32), crop_pct=0.875))
+    return load(save(tiny_vit(**settings), folder, labels=labels, preprocess=preprocess, overwrite=True))
+
+
+def maps(figure: Any) -> list[np.ndarray]:
+    """The maps of a figure, in order, without the colour bar."""
+    axes = [ax for ax in figure.axes if len(ax.images) > 1]
+    return [np.ma.getdata(ax.images[1].get_array()) for ax in axes]
+
+
+def titles(figure: Any) -> list[str]:
+    return [ax.get_title() for ax in figure.axes if ax.get_title()]
+
+
+def test_the_figures_show_the_models_attention_on_the_photo(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    model = loaded(tmp_path, num_registers=2)
+    result = drawn["look"](model, PHOTO, layers=[2, 0], patch=(1, 3))
+    assert [picture.name for picture in result.pictures] == list(TEXTS)
+    image_CHW, view = model.preprocess(PHOTO)
+
+    maps_of = attention(model, image_CHW[None], layers="all")
+    heads_Ahw = heat_on_photo(maps_of.heat()[-1, 0, :, 0], view, maps_of.patch_size).numpy()
+    order = [int(title.split()[1]) for title in titles(drawn["heads"])]
+    assert sorted(order) == [0, 1]
+    np.testing.assert_allclose(maps(drawn["heads"]), heads_Ahw[order], atol=1e-6)
+    assert np.isnan(heads_Ahw[0][:, 0]).all(), "the photo is cropped left and right"
+
+    for shown, layer in zip(maps(drawn["layers"]), (2, 0), strict=True):
+        expected = heat_on_photo(maps_of.heat()[layer, 0, :, 0].mean(0), view, maps_of.patch_size)
+        np.testing.assert_allclose(shown, expected, atol=1e-6)
+    assert titles(drawn["layers"]) == ["block 2", "block 0"]
+
+    patch = attention(model, image_CHW[None], queries=(1, 3), heads="mean").heat()[0, 0, 0, 0]
+    (shown,) = maps(drawn["patch-attention"])
+    np.testing.assert_allclose(shown, heat_on_photo(patch, view, maps_of.patch_size), atol=1e-6)
+
+    tokens_ND = model.model.tokens(image_CHW[None])[0].detach().numpy()
+    chosen = tokens_ND[3 + 1 * 4 + 3]
+    cosines = [token @ chosen / np.linalg.norm(token) / np.linalg.norm(chosen) for token in tokens_ND[3:]]
+    expected = heat_on_photo(torch.tensor(cosines).reshape(4, 4), view, maps_of.patch_size)
+    np.testing.assert_allclose(maps(drawn["patch-similarity"])[0], expected, atol=1e-5)
+
+
+def test_patches_are_drawn_where_the_view_says(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    preprocess = PreprocessConfig(image_size=32, resize="shortest", resize_size=(40, 40))
+    drawn["look"](loaded(tmp_path, preprocess=preprocess), PHOTO, patch=(1, 3))
+    # 40 x 60 stays as it is; 32 x 32 are cut from its middle, so patches of 8 begin at (4, 14).
+    (ax,) = drawn["patches"].axes
+    down, across = (collection.get_segments() for collection in ax.collections)
+    np.testing.assert_allclose([segment[0, 0] + 0.5 for segment in down], [14, 22, 30, 38, 46])
+    np.testing.assert_allclose([segment[0, 1] + 0.5 for segment in across], [4, 12, 20, 28, 36])
+    frame = ax.patches[0]
+    place = (frame.get_x() + 0.5, frame.get_y() + 0.5, frame.get_width(), frame.get_height())
+    assert place == pytest.approx((14 + 3 * 8, 4 + 8, 8, 8))
+
+
+def test_without_a_class_token_each_patch_gets_its_mean_share(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    model = loaded(tmp_path, class_token=False, pooling="mean", num_registers=2, num_classes=0, image_size=(32, 48))
+    result = drawn["look"](model, PHOTO, layers=-1)
+    image_CHW, view = model.preprocess(PHOTO)
+    everything = attention(model, image_CHW[None], queries="all")
+    rows_AQN = everything.weights[0, 0].numpy()
+    mean_hw = np.zeros(4 * 6)
+    for head in rows_AQN:
+        for query in head[2:]:
+            mean_hw += query[2:] / 24 / 2
+    expected = heat_on_photo(torch.tensor(mean_hw).reshape(4, 6), view, everything.patch_size)
+    np.testing.assert_allclose(maps(drawn["layers"])[0], expected, atol=1e-6)
+    assert "attribution" not in [picture.name for picture in result.pictures]
+    row, column = divmod(int(mean_hw.argmax()), 6)
+    notes = " ".join(result.notes)
+    assert "no class token" in notes
+    assert f"row {row}, column {column} (counted from 0), gets the most attention" in notes
+    assert "names no classes" in notes
+    heights = {bar.get_height() for bar in drawn["attention-shares"].axes[0].patches}
+    registers = sum(head[2:, :2].sum(1).mean() for head in rows_AQN) / 2
+    assert min(abs(height - registers) for height in heights) < 1e-6
+
+
+def test_a_patch_that_was_asked_for_is_not_excused(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    result = drawn["look"](loaded(tmp_path), PHOTO, patch=(0, 0))
+    assert result.notes == ()
+    captions = {picture.name: picture.caption for picture in result.pictures}
+    assert "row 0, column 0" in captions["patch-attention"]
+
+
+def test_the_likeliest_class_is_named(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    model = loaded(tmp_path, labels=["ant", "bee", "cat", "{dog}", "emu"])
+    result = drawn["look"](model, PHOTO)
+    image_CHW, _ = model.preprocess(PHOTO)
+    probabilities = model.model(image_CHW[None])[0].detach().softmax(0)
+    best = int(probabilities.argmax())
+    words = f"{model.labels[best]} at {float(probabilities[best]):.1%}"
+    assert ("answer", words) in result.facts
+    assert words in {picture.name: picture.caption for picture in result.pictures}["attribution"]
+    assert titles(drawn["attribution"]) == ["photo", f"for {words}"]
+    drawn["look"](loaded(tmp_path, labels=list("鳥犬猫馬魚")), PHOTO)
+    assert titles(drawn["attribution"]) == ["photo", f"for class {best}"], "no letters that the font lacks"
+
+
+@pytest.mark.parametrize("position", ["learned", "rope2d", "relative_bias", "none"])
+def test_positions_are_shown_where_there_are_any(tmp_path: Path, drawn: dict[str, Any], position: str) -> None:
+    result = drawn["look"](loaded(tmp_path, position=position), PHOTO)
+    names = [picture.name for picture in result.pictures]
+    assert ("position-similarity" in names) == (position != "none")
+    assert any("no positions to compare" in note for note in result.notes) == (position == "none")
+    if position != "none":
+        label = drawn["position-similarity"].axes[-1].get_ylabel()
+        assert label == ("bias" if position == "relative_bias" else "cosine similarity")
+
+
+def test_outliers_are_framed_and_counted(
+    tmp_path: Path, drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def corners(norms_LBN: torch.Tensor, num_prefix: int) -> torch.Tensor:
+        return torch.arange(norms_LBN.shape[2] - num_prefix)[None] % 15 == 0
+
+    monkeypatch.setattr(looking, "artifact_patches", corners)
+    result = drawn["look"](loaded(tmp_path), PHOTO)
+    captions = {picture.name: picture.caption for picture in result.pictures}
+    assert "2 stand out (framed)." in captions["token-norms"]
+    norms = drawn["token-norms"].axes[1]
+    assert len(norms.patches) == 2 * 2, "two lines a frame"
+    image_CHW, _ = loaded(tmp_path).preprocess(PHOTO)
+    (tokens_BND,) = loaded(tmp_path).model.intermediates(image_CHW[None], -1)
+    expected = np.linalg.norm(tokens_BND[0, 1:].detach().numpy(), axis=1).reshape(4, 4)
+    np.testing.assert_allclose(np.ma.getdata(norms.collections[0].get_array()), expected, rtol=1e-5)
+
+
+def test_a_large_photo_is_drawn_small_and_a_small_one_as_it_is(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    model = loaded(tmp_path)
+    drawn["look"](model, Image.new("RGB", (3000, 1500)))
+    assert drawn["patches"].axes[0].images[0].get_array().shape == (500, 1000, 3)
+    assert maps(drawn["heads"])[0].shape == (250, 500)
+    drawn["look"](model, PHOTO)
+    assert drawn["patches"].axes[0].images[0].get_array().shape == (40, 60, 3)
+
+
+def test_every_figure_has_a_caption_without_gaps(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    result = drawn["look"](loaded(tmp_path), PHOTO)
+    for picture in result.pictures:
+        assert picture.title
+        assert not set("{}") & set(picture.caption)
+    assert dict(result.facts)["tokens"] == "17 (1 class, 16 patches)"
+    assert set(dict(result.facts)) >= {"model", "size", "photo", "model's image", "time"}
+
+
+def test_what_came_with_the_model_is_said(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    save(tiny_vit(), tmp_path)
+    result = drawn["look"](load(tmp_path, num_classes=3), PHOTO, patch=(0, 0))
+    assert result.notes == ("a fresh head of 3 classes in place of its 5 classes",)
+
+
+def test_the_page_is_written_where_asked(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    name = "<img src=x onerror=alert(1)>.png"
+    PHOTO.save(tmp_path / name)
+    heard: list[str] = []
+    result = drawn["look"](loaded(tmp_path / "model"), tmp_path / name, out=tmp_path / "out", tell=heard.append)
+    assert result.page == tmp_path / "out" / "index.html"
+    page = result.page.read_text()
+    assert "&lt;img src=x onerror=alert(1)&gt;.png" in page
+    assert "<img src=x" not in page
+    assert heard[-1] == "drew attention-shares"
+
+
+def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = loaded(tmp_path / "model"), tmp_path / "out"
+    with pytest.raises(PatchlightError, match=r"patch \(4, 0\) lies outside the grid of 4 rows and 4 columns"):
+        look(model, PHOTO, patch=(4, 0), out=out)
+    with pytest.raises(PatchlightError, match="does not fit a model of 3 blocks"):
+        look(model, PHOTO, layers=3, out=out)
+    with pytest.raises(ImageError, match="missing"):
+        look(model, tmp_path / "absent.jpg", out=out)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PatchlightError, match="pictures need matplotlib"):
+        look(model, PHOTO, out=out)
+    assert not out.exists()
