@@ -1,6 +1,7 @@
 """The command line: one subcommand, one function call. torch is imported by the commands that need it alone."""
 
 import json
+import os
 import re
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from patchlight.errors import PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.costing import Costs, Latency
+    from patchlight.train.evaluate import Evaluation
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the model; repeatable.")
@@ -207,6 +209,174 @@ def look(
     typer.echo(folder / "index.html")
 
 
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe: a Python file with config() -> TrainConfig.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run; `patchlight.load` takes it afterwards.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as optim.lr=1e-3; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+) -> None:
+    """Train a model as a recipe says; stopped anywhere, `--resume` goes on exactly."""
+    changes = _parse_values(settings or [])
+
+    from patchlight.train.recipe import read_recipe, recipe_config
+
+    module = read_recipe(recipe)
+    config = recipe_config(module, changes)
+    teacher = None
+    if config.distill is None and hasattr(module, "teacher"):
+        raise PatchlightError(f"{recipe}: has a teacher, but its config has no `distill`")
+    if hasattr(module, "teacher"):
+        teacher = module.teacher(out, device)
+    _run_training(config, out, resume=resume, device=device, teacher=teacher)
+
+
+@app.command()
+def finetune(
+    photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
+    out: Annotated[Path, typer.Option(help="The folder of the run; `patchlight.load` takes it afterwards.")],
+    model: Annotated[str, typer.Option(help="The checkpoint to start from: what `inspect` takes.")] = "default",
+    validation: Annotated[str | None, typer.Option(help="Photos to judge by; else some are held out.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as epochs=5; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+) -> None:
+    """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
+    changes = _parse_values(settings or [])
+
+    from patchlight.train.data import open_dataset
+    from patchlight.train.finetune import choose_recipe
+    from patchlight.weights.load import load
+
+    choice = choose_recipe(load(model), photos, open_dataset(photos), validation=validation)
+    typer.echo(choice.why)
+    _run_training(choice.config.changed(changes), out, resume=resume, device=device)
+
+
+def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, teacher: Any = None) -> None:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    from patchlight.train.loop import Progress, Stopped
+    from patchlight.train.loop import train as run_training
+
+    columns = (
+        TextColumn("epoch {task.fields[epoch]:.1f}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%  loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} images/s"),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    first = os.environ.get("RANK", "0") == "0"
+    from rich.console import Console
+
+    with Bars(*columns, console=Console(stderr=True), disable=not (first and sys.stderr.isatty())) as bars:
+        bar = bars.add_task("training", epoch=0.0, loss=float("nan"), rate=0.0, accuracy="", total=None)
+
+        def watch(now: Progress) -> None:
+            accuracy = "" if now.accuracy is None else f"accuracy {now.accuracy:.2%}"
+            bars.update(
+                bar,
+                completed=now.step,
+                total=now.steps,
+                epoch=now.epoch,
+                loss=now.loss,
+                rate=now.images_per_second,
+                accuracy=accuracy,
+            )
+
+        def tell(line: str) -> None:
+            bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        stopped_at = None
+        try:
+            result = run_training(config, out, resume=resume, device=device, teacher=teacher, watch=watch, tell=tell)
+        except Stopped as stopped:
+            stopped_at = stopped
+    if stopped_at is not None:
+        typer.echo(f"patchlight: {stopped_at}", err=True)
+        raise typer.Exit(128 + stopped_at.signal)
+    if first:
+        typer.echo(f"{out}: accuracy {result.accuracy:.2%} on {result.photos:,} photos; patchlight.load({str(out)!r})")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="What `inspect` takes; the folder of a run is fine.")],
+    photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read photos.")] = 2,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.train.evaluate import check_folder, evaluate_photos, write_report
+    from patchlight.weights.load import load
+
+    if out is not None:
+        check_folder(out)
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, device=_usual_device() if device is None else device)
+        report = evaluate_photos(
+            loaded, photos, batch_size=batch, workers=workers, tell=lambda progress: status.update(Text(progress))
+        )
+        failures = [] if out is None else write_report(report, out)
+    for line in (*report.problems, *failures):
+        typer.echo(f"patchlight: {line}", err=True)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print_evaluation(report.evaluation)
+    if report.left_out:
+        typer.echo(f"patchlight: photos that cannot be read and were left out: {len(report.left_out):,}", err=True)
+        raise typer.Exit(3)
+
+
+def _usual_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
+    low, high = result.accuracy_interval
+    seen = [one for one in result.per_class if one.photos]
+    typer.echo(
+        f"accuracy           {result.accuracy:.2%} of {result.photos:,} photos (95% interval {low:.1%} to {high:.1%})"
+    )
+    if result.top5_accuracy is not None:
+        typer.echo(f"top-5 accuracy     {result.top5_accuracy:.2%}")
+    typer.echo(
+        f"calibration error  {result.calibration.error:.2%}; {result.calibrated.error:.2%} with temperature "
+        f"{result.temperature:.3g}, fitted on these photos"
+    )
+    seen.sort(key=lambda one: (one.recall or 0.0, -one.photos))
+    rows = [
+        (
+            one.name if one.name.isprintable() else ascii(one.name),
+            f"{one.photos:,}",
+            f"{one.recall or 0:.1%}",
+            "" if one.precision is None else f"{one.precision:.1%}",
+            "" if one.confused_with is None else f"{one.confused_with} ({one.confused:,})",
+        )
+        for one in seen[:most]
+    ]
+    _print_rows(rows, ["class", "photos", "recall", "precision", "most confused with"])
+    if len(seen) > most:
+        typer.echo(f"and {len(seen) - most:,} classes that do better; --json or --out shows all")
+
+
 def _plain(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, list) and len(value) == 2 else str(value)
 
@@ -303,6 +473,13 @@ def _parse_numbers(option: str, text: str, remedy: str, count: int | None = None
 
 
 def _parse_settings(settings: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs of settings that a model has."""
+    changes = _parse_values(settings)
+    check_names(ViTConfig, changes)
+    return changes
+
+
+def _parse_values(settings: list[str]) -> dict[str, Any]:
     """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
     changes: dict[str, Any] = {}
     python = {"True": True, "False": False, "None": None}
@@ -314,7 +491,6 @@ def _parse_settings(settings: list[str]) -> dict[str, Any]:
             changes[name] = json.loads(value)
         except ValueError:
             changes[name] = python.get(value, value)
-    check_names(ViTConfig, changes)
     return changes
 
 

@@ -44,7 +44,7 @@ class JsonConfig(metaclass=_NamesItsSettings):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
-        return cls(**values)
+        return cls(**{name: _as_tuple(value) for name, value in values.items()})
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2) + "\n"
@@ -55,7 +55,7 @@ class JsonConfig(metaclass=_NamesItsSettings):
             values = json.loads(text)
         except ValueError as error:
             raise PatchlightError(f"the config is not valid JSON: {error}") from None
-        _require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
+        require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
         return cls.from_dict(values)
 
 
@@ -116,12 +116,12 @@ class ViTConfig(JsonConfig):
 
     def _check_numbers(self) -> None:
         for name in ("in_channels", "width", "depth", "num_heads", "mlp_width", "norm_eps", "rope_base"):
-            _require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
         for name in ("image_size", "patch_size"):
-            _require(min(getattr(self, name)) > 0, f"{name}={getattr(self, name)} must be more than 0")
+            require(min(getattr(self, name)) > 0, f"{name}={getattr(self, name)} must be more than 0")
         for name in ("num_registers", "head_hidden", "num_classes"):
-            _require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
-        _require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
+        require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
         if self.width % self.num_heads:
             fewer = next(n for n in range(min(self.num_heads, self.width), 0, -1) if self.width % n == 0)
             raise PatchlightError(
@@ -130,31 +130,31 @@ class ViTConfig(JsonConfig):
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
-        _require(
+        require(
             self.class_token or self.pooling == "mean",
             f"pooling={self.pooling!r} needs class_token=True; without a class token use pooling='mean'",
         )
-        _require(
+        require(
             self.pooling != "cls_mean" or self.final_norm == "tokens",
             "pooling='cls_mean' goes with final_norm='tokens'",
         )
-        _require(
+        require(
             not self.distill_token or (self.class_token and self.pooling == "cls"),
             "distill_token=True goes with class_token=True and pooling='cls'",
         )
-        _require(
+        require(
             not self.head_hidden or bool(self.num_classes),
             f"head_hidden={self.head_hidden} needs a head; set num_classes, or head_hidden=0",
         )
-        _require(
+        require(
             self.prefix_positions != "class" or self.class_token,
             "prefix_positions='class' needs class_token=True; use prefix_positions='none'",
         )
-        _require(
+        require(
             self.position != "sincos2d" or self.width % 4 == 0,
             f"position='sincos2d' needs a width divisible by 4 (sine and cosine of two coordinates), not {self.width}",
         )
-        _require(
+        require(
             self.position != "rope2d" or self.head_width % 4 == 0,
             f"position='rope2d' needs heads of a width divisible by 4, not {self.width}/{self.num_heads} = "
             f"{self.head_width}; change num_heads",
@@ -165,7 +165,7 @@ class ViTConfig(JsonConfig):
             ("rope_coordinates", "rope2d"),
         ):
             value, default = getattr(self, name), _default(type(self), name)
-            _require(
+            require(
                 value == default or self.position == scheme,
                 f"{name}={value!r} means nothing with position={self.position!r}; leave it out, "
                 f"or use position={scheme!r}",
@@ -224,7 +224,7 @@ class ViTConfig(JsonConfig):
         """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
         settings = dict(values)
         architecture = settings.pop("architecture", "vit")
-        _require(architecture == "vit", f"architecture={architecture!r} is not a plain ViT; ViTConfig holds 'vit' only")
+        require(architecture == "vit", f"architecture={architecture!r} is not a plain ViT; ViTConfig holds 'vit' only")
         check_names(cls, settings)
         return cls(**settings)
 
@@ -265,22 +265,22 @@ class PreprocessConfig(JsonConfig):
         object.__setattr__(self, "crop_pct", float(self.crop_pct))
         for name in ("image_size", "resize_size", "std"):
             value = getattr(self, name)
-            _require(value is None or min(value) > 0, f"{name}={value} must be more than 0")
-        _require(self.crop_pct > 0, f"crop_pct={self.crop_pct} must be more than 0")
-        _require(
+            require(value is None or min(value) > 0, f"{name}={value} must be more than 0")
+        require(self.crop_pct > 0, f"crop_pct={self.crop_pct} must be more than 0")
+        require(
             max(*self.image_size, *self.scaled_size) <= 16_384,
             f"image_size={self.image_size} at crop_pct={self.crop_pct} is beyond 16,384 pixels a side",
         )
-        _require(
+        require(
             self.resize_size is None or self.crop_pct == 1,
             f"resize_size={self.resize_size} and crop_pct={self.crop_pct} both say the size before the crop; "
             "leave one of them out",
         )
-        _require(
+        require(
             self.resize != "none" or (self.crop != "none" and self.scaled_size == self.image_size),
             "resize='none' needs a crop to image_size, and neither crop_pct nor resize_size",
         )
-        _require(
+        require(
             self.crop != "none" or (self.resize != "border" and self.scaled_size == self.image_size),
             "crop='none' goes with resize='shortest' or 'squash', without crop_pct and resize_size",
         )
@@ -350,13 +350,13 @@ SIZES: dict[str, dict[str, int]] = {
 def variant(name: str, **changes: Any) -> ViTConfig:
     """The config that the literature calls `name`, a size and a patch such as "B/16", with `changes` on top."""
     size, slash, patch = str(name).partition("/")
-    _require(
+    require(
         size in SIZES and bool(slash) and patch.isascii() and patch.isdigit() and int(patch) > 0,
         f"unknown variant {name!r}; write SIZE/PATCH such as 'S/16', with SIZE one of {', '.join(SIZES)}",
     )
     check_names(ViTConfig, changes)
     asked_patch = changes.pop("patch_size", int(patch))
-    _require(
+    require(
         asked_patch in (int(patch), (int(patch), int(patch)), [int(patch), int(patch)]),
         f"variant {name!r} has patch_size={patch}, but patch_size={asked_patch} was asked for; leave one of them out, "
         f"or write ViTConfig(...) in full",
@@ -375,11 +375,13 @@ def check_names(config_type: type, settings: dict[str, Any]) -> None:
             raise PatchlightError(f"unknown setting {name!r} for {config_type.__name__}; {hint}")
 
 
-def check_types(config: Any) -> None:
+def check_types(config: Any, skip: typing.Container[str] = ()) -> None:
     """Refuse a config whose values are not of the types that its fields declare."""
     for name, hint in typing.get_type_hints(type(config)).items():
+        if name in skip:
+            continue
         value = getattr(config, name)
-        _require(_fits(value, hint), f"{name}={value!r} should be {_spell(hint)}")
+        require(_fits(value, hint), f"{name}={value!r} should be {_spell(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -401,8 +403,9 @@ def _spell(hint: Any) -> str:
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join(map(_spell, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
-        return "a whole number, or two of them (height, width)" if hint == Size else "three numbers (red, green, blue)"
-    return {int: "a whole number", float: "a number", bool: "True or False", types.NoneType: "None"}[hint]
+        spelt = {Size: "a whole number, or two of them (height, width)", Colour: "three numbers (red, green, blue)"}
+        return spelt.get(hint, f"{len(typing.get_args(hint))} numbers")
+    return {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}[hint]
 
 
 def _as_tuple(value: Any) -> Any:
@@ -417,6 +420,13 @@ def _default(config_type: type, name: str) -> Any:
     return next(field.default for field in dataclasses.fields(config_type) if field.name == name)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Refuse a setting with this line unless the condition holds."""
     if not condition:
         raise PatchlightError(message)
+
+
+def require_within(config: Any, name: str, low: float, high: float) -> None:
+    """Refuse a number that lies outside its range."""
+    value = getattr(config, name)
+    require(low <= value <= high, f"{name}={value} must lie from {low} to {high}")

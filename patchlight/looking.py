@@ -13,7 +13,7 @@ from torch import Tensor
 
 from patchlight.config import Size
 from patchlight.explain import plot, probes
-from patchlight.explain.artifacts import artifact_patches
+from patchlight.explain.artifacts import DEVIATIONS, LEAST_RATIO, artifact_patches
 from patchlight.explain.attention import Layers, heat_on_photo, patch_pixels, resolve_layers, resolve_queries
 from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
@@ -24,6 +24,9 @@ from patchlight.weights.load import Loaded
 
 LARGE, SMALL = 1000, 500
 """Pixels that a photo's longer side is drawn with at most: beside one map, and among many."""
+
+MOST_ANSWERS = 5
+"""Classes that are named, the likeliest."""
 
 MOST_POSITIONS = 48
 """Rows and columns of positions that are compared at most: the memory grows with the fourth power."""
@@ -79,9 +82,12 @@ class _Scene:
         image_CHW, self.view = loaded.preprocess(decoded)
         self.image_BCHW = image_CHW[None].to(model.norm.weight.device)
         self.grid = config.grid_for(self.view.model_size)
+        self.even = 1 / (num_prefix + self.grid[0] * self.grid[1])
+        """Each token's share of an attention that makes no difference."""
         self.patch_size = patch_pixels(config, self.view.model_size)
         self.photo_HWC = _drawn(decoded, LARGE)
         self.small_HWC = _drawn(decoded, SMALL)
+        self.edges = plot.view_edges(self.view, self.grid, self.patch_size, self.photo_HWC.shape[:2])
         if patch is not None:
             resolve_queries([patch], config, self.grid)  # says so, where there is no such patch
 
@@ -103,18 +109,10 @@ class _Scene:
         self.patch = patch or divmod(int(self.heat_LAhw[-1].mean(0).argmax()), self.grid[1])
         query = resolve_queries([self.patch], config, self.grid)
         self.patch_heat_hw = heads.rows(query)[0, :, 0, num_prefix:].mean(0).unflatten(0, self.grid)
-        self.answer = _answer(loaded, model.read(self.tokens_BND, geometry)[0])
+        self.answers = _answers(loaded, model.read(self.tokens_BND, geometry)[0])
 
     def spread(self, heat: Tensor, photo_HWC: Any) -> Tensor:
         return heat_on_photo(heat.cpu().float(), self.view, self.patch_size, photo_HWC.shape[:2])
-
-    def edges(self) -> plot.Edges:
-        """Where the patches' borders lie in the drawn photo; a patch that holds none of it has no extent."""
-        (rows, columns), (height, width), (down, across) = self.grid, self.view.model_size, self.patch_size
-        y, x = (self.photo_HWC.shape[axis] / self.view.source_size[axis] for axis in (0, 1))
-        ys = [y * self.view.point_to_source((0, min(row * down, height)))[1] for row in range(rows + 1)]
-        xs = [x * self.view.point_to_source((min(column * across, width), 0))[0] for column in range(columns + 1)]
-        return np.array(ys), np.array(xs)
 
 
 def _mean_row(heads: Heads, num_prefix: int) -> Tensor:
@@ -125,13 +123,27 @@ def _mean_row(heads: Heads, num_prefix: int) -> Tensor:
     return torch.stack(sums).sum(0) / (num_tokens - num_prefix)
 
 
-def _answer(loaded: Loaded, logits_K: Tensor) -> tuple[int, str] | None:
-    """The likeliest class, and in words its name and probability; None where the model names no classes."""
+def _answers(loaded: Loaded, logits_K: Tensor) -> list[tuple[int, str]]:
+    """The likeliest classes, best first, and in words their names and probabilities; none where no class is named."""
     if not loaded.config.num_classes or loaded.provenance.origin in PROJECTIONS:
-        return None
-    probability, index = logits_K.float().softmax(0).max(0)
-    number, share = int(index), f"{float(probability):.1%}"
-    return number, f"class {number} at {share}" if loaded.labels is None else f"{loaded.labels[number]} at {share}"
+        return []
+    best = logits_K.float().softmax(0).topk(min(MOST_ANSWERS, len(logits_K)))
+    return [
+        (number, f"{f'class {number}' if loaded.labels is None else loaded.labels[number]} at {probability:.1%}")
+        for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+def _even_distance(grid: Size, patch_size: tuple[float, float]) -> float:
+    """The mean distance of two patches, in pixels: how far a head looks that attends to all patches alike."""
+
+    def apart(count: int, patch: float) -> tuple[Any, Any]:
+        """How far two patches can be apart along one axis, and the share of all pairs that are."""
+        steps = np.arange(count)
+        return steps * patch, np.where(steps == 0, 1, 2) * (count - steps) / count**2
+
+    (down_h, share_h), (across_w, share_w) = apart(grid[0], patch_size[0]), apart(grid[1], patch_size[1])
+    return float(share_h @ np.hypot(down_h[:, None], across_w) @ share_w)
 
 
 def _drawn(decoded: Decoded, longest: int) -> Any:
@@ -170,7 +182,7 @@ def _facts(loaded: Loaded, scene: _Scene, seconds: float) -> tuple[tuple[str, st
         ("photo", f"{_by(scene.view.source_size)} pixels (height x width)"),
         ("model's image", f"{_by(scene.view.model_size)} pixels, in patches of {_by(scene.patch_size)}"),
         ("tokens", f"{sum(tokens.values()):,} ({kinds})"),
-        *((("answer", scene.answer[1]),) if scene.answer else ()),
+        *((("answers", "\n".join(words for _, words in scene.answers)),) if scene.answers else ()),
         ("time", f"{seconds:.1f} seconds"),
     )
 
@@ -178,13 +190,20 @@ def _facts(loaded: Loaded, scene: _Scene, seconds: float) -> tuple[tuple[str, st
 def _words(loaded: Loaded, scene: _Scene) -> dict[str, str]:
     """What the texts leave open."""
     config, count = loaded.config, int(scene.outliers_hw.sum())
+    outliers = (
+        f"{count} stand{'s' if count == 1 else ''} out (framed): after the last block or the one before, longer than "
+        f"{LEAST_RATIO:g} times the median (here {float(scene.norms_hw.median()):.3g}) and {DEVIATIONS:g} robust "
+        "deviations above it."
+    )
+    unseen = bool(scene.spread(scene.norms_hw, scene.photo_HWC).isnan().any())
     return {
         "grid": _by(scene.grid),
         "pixels": _by(scene.patch_size),
         "patch": f"the patch in row {scene.patch[0]}, column {scene.patch[1]}",
         "reader": "the class token" if config.class_token else "the average patch",
-        "answer": scene.answer[1] if scene.answer else "",
-        "outliers": f"{count} stand{'s' if count == 1 else ''} out (framed)." if count else "None stands out here.",
+        "unseen": " The model never saw what is pale here." if unseen else "",
+        "answer": scene.answers[0][1] if scene.answers else "",
+        "outliers": outliers if count else "None stands out here.",
         "positions": _by(_compared(scene.grid)),
         "likeness": "the bias" if config.position == "relative_bias" else "the likeness",
     }
@@ -203,8 +222,16 @@ def _notes(loaded: Loaded, scene: _Scene, asked: bool) -> list[str]:
             f"No patch was asked for. The one followed below, in row {row}, column {column} (counted from 0), gets the "
             "most attention in the last block."
         )
-    if scene.answer is None:
-        notes.append("This model names no classes, so there is no map of what spoke for one.")
+    y, x = scene.view.scale
+    if loaded.preprocess.config.resize == "squash" and abs(y / x - 1) > 0.01:
+        notes.append(
+            f"The photo was squashed into the model's image of {_by(scene.view.model_size)} pixels, so the model saw "
+            "it out of shape. The figures show it in its own."
+        )
+    if not loaded.config.num_classes:
+        notes.append("This model has no head: it names no classes, so there is no map of what spoke for one.")
+    elif not scene.answers:
+        notes.append("This model's head gives an embedding and no classes, so there is no map of what spoke for one.")
     if loaded.config.position == "none":
         notes.append("This model is not told where its patches lie, so there are no positions to compare.")
     return notes
@@ -218,8 +245,8 @@ def _by(size: tuple[float, float]) -> str:
 
 
 def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Picture]:
-    model, image_BCHW, photo_HWC, edges = loaded.model, scene.image_BCHW, scene.photo_HWC, scene.edges()
-    aspect, words = photo_HWC.shape[1] / photo_HWC.shape[0], _words(loaded, scene)
+    model, image_BCHW, photo_HWC, edges = loaded.model, scene.image_BCHW, scene.photo_HWC, scene.edges
+    aspect, words, even = photo_HWC.shape[1] / photo_HWC.shape[0], _words(loaded, scene), scene.even
 
     def picture(name: str, ax: Any) -> Picture:
         title, caption = TEXTS[name]
@@ -229,28 +256,31 @@ def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Pi
         """The photo, and a map over it."""
         left, right = axes = plot.panels(2, aspect, columns=2)
         plot.draw_photo(photo_HWC, left, edges, "photo")
-        draw = plot.draw_similarity if name == "patch-similarity" else plot.draw_heat
-        draw(photo_HWC, scene.spread(heat_hw, photo_HWC), right, title=title)
+        heat_HW, share = scene.spread(heat_hw, photo_HWC), "share" in label
+        if name == "patch-similarity":
+            plot.draw_similarity(photo_HWC, heat_HW, right, title=title)
+        else:
+            plot.draw_heat(photo_HWC, heat_HW, right, title=title, even=even if share else None)
         for ax in axes if marked else ():
             plot.mark_patch(ax, edges, scene.patch)
-        plot.add_scale(axes, label, percent="share" in label)
+        plot.add_scale(axes, label, percent=share, marks={"even": even} if share else None)
         return picture(name, left)
 
     (ax,) = plot.panels(1, aspect)
     plot.draw_patches(photo_HWC, scene.grid, ax, edges)
-    plot.mark_patch(ax, edges, scene.patch)
+    plot.mark_patch(ax, edges, scene.patch, plot.MARK)
     yield picture("patches", ax)
 
     heads_Ahw, small_HWC = scene.heat_LAhw[-1], scene.small_HWC
-    axes = plot.draw_heads(small_HWC, scene.spread(heads_Ahw, small_HWC), probes.objectness(heads_Ahw))
+    axes = plot.draw_heads(small_HWC, scene.spread(heads_Ahw, small_HWC), probes.objectness(heads_Ahw), even=even)
     yield picture("heads", axes[0])
     layers_Lhw = scene.heat_LAhw.mean(1)[list(layers)]
-    axes = plot.draw_layers(small_HWC, scene.spread(layers_Lhw, small_HWC), layers)
+    axes = plot.draw_layers(small_HWC, scene.spread(layers_Lhw, small_HWC), layers, even=even)
     yield picture("layers", axes[0])
 
     yield beside("rollout", rollout(model, image_BCHW)[0], "rollout", "share of what reaches the answer")
-    if scene.answer is not None:
-        number, name = scene.answer
+    if scene.answers:
+        number, name = scene.answers[0]
         heat_hw = attribution(model, image_BCHW, number)[0]
         drawable = name.isascii() and name.isprintable() and len(name) <= 40  # the font has few other letters
         yield beside("attribution", heat_hw, f"for {name}" if drawable else f"for class {number}", "relevance")
@@ -261,7 +291,9 @@ def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Pi
     title = "likeness to the framed patch"
     yield beside("patch-similarity", similarity_hw, title, "cosine similarity", marked=True)
 
-    yield picture("attention-distance", plot.draw_attention_distance(probes.attention_distance(model, image_BCHW)))
+    distance_LA = probes.attention_distance(model, image_BCHW)
+    even_distance = _even_distance(scene.grid, scene.patch_size)
+    yield picture("attention-distance", plot.draw_attention_distance(distance_LA, even=even_distance))
     if loaded.config.position != "none":
         similarity_hwhw = probes.position_similarity(model, _compared(scene.grid))
         label = "bias" if loaded.config.position == "relative_bias" else "cosine similarity"
@@ -271,6 +303,7 @@ def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Pi
     plot.draw_photo(photo_HWC, left, edges, "photo")
     plot.draw_photo(photo_HWC, right, edges)
     plot.draw_norms(scene.norms_hw, scene.outliers_hw, right, edges, "norms of the tokens")
-    plot.add_scale(axes, "norm")
+    shortest = float(scene.norms_hw.min())
+    plot.add_scale(axes, "norm", marks={f"smallest {shortest:.3g}": shortest})
     yield picture("token-norms", left)
     yield picture("attention-shares", plot.draw_shares(_shares(loaded, scene)))

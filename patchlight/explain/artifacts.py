@@ -67,7 +67,7 @@ def suppress(heat: Tensor, outliers: Tensor, valid: Tensor | None = None) -> Ten
     bad = _like(heat, outliers, "outliers")
     good = ~bad if valid is None else ~bad & _like(heat, valid, "valid")
     known = heat.float().where(good, torch.nan)
-    result, missing = heat.clone(), bad
+    result, missing = heat.clone(), bad & good.any(-1, keepdim=True).any(-2, keepdim=True)
     for radius in range(1, max(heat.shape[-2:])):
         if not missing.any():
             break

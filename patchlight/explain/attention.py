@@ -8,6 +8,7 @@ it did. `explain.faithfulness` measures how far a map can be trusted.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,6 +58,8 @@ class AttentionMaps:
     """With `values=True`: what the attention took its weighted mean of, (L, B, A, N, E)."""
     artifacts: Tensor | None = None
     """With `suppress_artifacts=True`: True at the patches (B, h, w) that hold no picture but the model's own notes."""
+    valid: Tensor | None = None
+    """False at the patches (B, h, w) that lie in an image's padding; None where there is none."""
 
     def heat(self) -> Tensor:
         """The share of the attention that went to each patch, where it lies: (L, B, A, Q, h, w).
@@ -64,7 +67,7 @@ class AttentionMaps:
         With `suppress_artifacts=True` artifacts show what their neighbours got; `weights` stay what they were.
         """
         heat = self.weights[..., self.num_prefix :].unflatten(-1, self.grid)
-        return heat if self.artifacts is None else suppress(heat, self.artifacts)
+        return heat if self.artifacts is None else suppress(heat, self.artifacts, self.valid)
 
 
 def attention(
@@ -93,15 +96,17 @@ def attention(
     image_BCHW = image_for(vit, image_BCHW)
     grid = vit.config.grid_for(_pixels(image_BCHW))
     asked = resolve_queries(queries, vit.config, grid)
-    run = _compiled_look() if _is_compiled(model) else _look
+    # One bool a block: as a tuple of numbers, the compiler would take it for a variable.
+    in_order, chosen = tuple(sorted(set(wanted))), tuple(layer in wanted for layer in range(vit.config.depth))
+    compiled = _is_compiled(model)
+    run = _compiled_look() if compiled else _look
     with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
-        in_order = tuple(sorted(set(wanted)))
         weights_LBAQN, values_LBANE, norms_LBN, tokens_BND, geometry = run(
             vit,
             image_BCHW,
             sizes,
-            in_order,
-            _as_index(asked, image_BCHW.device),
+            chosen,
+            _as_index(asked, image_BCHW.device, num_prefix=vit.config.num_prefix if compiled else None),
             heads == "mean",
             values,
             suppress_artifacts,
@@ -123,6 +128,9 @@ def attention(
         patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
         values=values_LBANE,
         artifacts=None if artifacts_BP is None else artifacts_BP.unflatten(1, geometry.grid),
+        valid=None
+        if geometry.valid_BN is None
+        else geometry.valid_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid),
     )
 
 
@@ -130,14 +138,14 @@ def _look(
     vit: ViT,
     image_BCHW: Tensor,
     sizes: Sequence[Size] | None,
-    layers: tuple[int, ...],
+    chosen: tuple[bool, ...],
     queries: slice | Tensor,
     mean: bool,
     values: bool,
     norms: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, TokenGeometry]:
-    """The forward pass, and beside it the rows (L, B, A, Q, N) and values (L, B, A, N, E) of `layers`, in order, and
-    the norms of the tokens after every block (depth, B, N)."""
+    """The forward pass, and beside it the rows (L, B, A, Q, N) and values (L, B, A, N, E) of the chosen layers, and the
+    norms of the tokens after every block (depth, B, N)."""
     rows: list[Tensor] = []
     kept_values: list[Tensor] = []
     kept_norms: list[Tensor] = []
@@ -146,15 +154,17 @@ def _look(
     def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
         if norms:
             kept_norms.append(torch.linalg.vector_norm(x_BND, dim=-1, dtype=torch.float32))
-        if index not in layers:
+        if not chosen[index]:
             return
         if values:
             kept_values.append(heads.v_BANE)
-        if waiting or (not torch.compiler.is_compiling() and class_rows.fits(heads, queries)):
+        if not torch.compiler.is_compiling() and class_rows.fits(heads, queries):
             waiting.append(heads)
             if len(waiting) * heads.q_BANE.nbytes * 3 > BYTES_THAT_WAIT:
                 finish()
         else:
+            if waiting:
+                finish()
             rows_BAQN = heads.rows(queries)
             rows.append((rows_BAQN.mean(1, keepdim=True) if mean else rows_BAQN)[None])
 
@@ -182,12 +192,19 @@ def _compiled_look() -> Callable[..., Any]:
     return torch.compile(_look)
 
 
-def heat_on_photo(heat: Tensor, view: View, patch_size: tuple[float, float], photo_size: Size | None = None) -> Tensor:
+def heat_on_photo(heat: Any, view: View, patch_size: tuple[float, float], photo_size: Size | None = None) -> Tensor:
     """Heat maps (..., h, w) over the photo that the view was made of: (..., H, W), bilinear between patch centres.
 
     NaN where the model did not see the photo. `photo_size` is the (height, width) to draw it at; the photo's own if
-    None.
+    None, which for many maps of a large photo is a lot of memory.
     """
+    heat = as_heat(heat).float()
+    expected = [math.ceil(pixels / patch - 1e-6) for pixels, patch in zip(view.model_size, patch_size, strict=True)]
+    if list(heat.shape[-2:]) != expected:
+        raise PatchlightError(
+            f"heat of {heat.shape[-2]} x {heat.shape[-1]} patches does not fit this view, which has {expected[0]} x "
+            f"{expected[1]}; pass maps.heat(), and the view that came with the image"
+        )
     heights, widths = (
         _linear_weights(size, source, patches, scale, offset, patch, model)
         for size, source, patches, scale, offset, patch, model in zip(
@@ -215,13 +232,27 @@ def _linear_weights(
     return weights
 
 
+def as_heat(heat: Any) -> Tensor:
+    """Heat maps (..., h, w) as a tensor, from numpy too."""
+    if isinstance(heat, AttentionMaps):
+        raise PatchlightError("these are whole AttentionMaps; pass their heat(), or one of its maps")
+    try:
+        tensor = torch.as_tensor(heat)
+    except (TypeError, ValueError, RuntimeError):
+        raise PatchlightError(f"heat is a tensor or array (..., h, w), not {type(heat).__name__}") from None
+    if tensor.ndim < 2:
+        raise PatchlightError(f"heat has shape {tuple(tensor.shape)}; it needs rows and columns, (..., h, w)")
+    return tensor
+
+
 def plain_vit(model: Any) -> ViT:
     """The ViT inside what a user holds: a compiled or data-parallel model, or a loaded checkpoint."""
     for wrapper in ("model", "module", "_orig_mod"):
         if not isinstance(model, ViT):
             model = getattr(model, wrapper, model)
     if not isinstance(model, ViT):
-        raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives; not {model!r:.80}")
+        kind = type(model).__name__
+        raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives, not from a {kind}")
     return model
 
 
@@ -241,7 +272,7 @@ def resolve_layers(layers: Layers, depth: int) -> tuple[int, ...]:
     if layers == "all":
         return tuple(range(depth))
     wanted = [layers] if isinstance(layers, int) else layers
-    if isinstance(wanted, str) or not all(isinstance(layer, int) for layer in wanted):
+    if not isinstance(wanted, list | tuple | range) or not all(isinstance(layer, int) for layer in wanted):
         raise PatchlightError(f"layers={layers!r} is not known; give 'all', or indices such as -1 or [0, 5]")
     if not wanted or not all(-depth <= layer < depth for layer in wanted):
         raise PatchlightError(f"layers={layers!r} does not fit a model of {depth} blocks (0 to {depth - 1}, or -1)")
@@ -292,9 +323,14 @@ def _token_index(query: int | tuple[int, int], num_prefix: int, grid: Size, num_
     return num_prefix + row * grid[1] + column
 
 
-def _as_index(asked: list[int], device: torch.device) -> slice | Tensor:
-    """A slice where the tokens follow each other (it costs no copy), else a tensor made once for all layers."""
-    if asked == list(range(asked[0], asked[0] + len(asked))):
+def _as_index(asked: list[int], device: torch.device, num_prefix: int | None = None) -> slice | Tensor:
+    """A slice where the tokens follow each other (it costs no copy), else a tensor made once for all layers.
+
+    In a compiled model the numbers of a slice are part of the program. With `num_prefix`, patches are a tensor, so that
+    each new patch does not compile a new one.
+    """
+    one_program = num_prefix is None or asked[0] < num_prefix
+    if one_program and asked == list(range(asked[0], asked[0] + len(asked))):
         return slice(asked[0], asked[0] + len(asked))
     return torch.tensor(asked, device=device)
 

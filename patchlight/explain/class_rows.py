@@ -32,6 +32,9 @@ def fits(heads: Heads, query: slice | Tensor) -> bool:
 def class_rows(layers: Sequence[Heads], query: int) -> Tensor:
     """One query's softmax rows in each of the layers: (L, B, A, 1, N), in float32."""
     (batch, num_heads, num_tokens, width), first = layers[0].k_BANE.shape, layers[0]
+    for heads in layers:
+        assert heads.q_BANE.stride() == first.q_BANE.stride()
+        assert heads.k_BANE.stride() == first.k_BANE.stride()
     found = _kernel()
     assert found is not None, "ask `fits` first"
     kernel, next_power_of_2 = found

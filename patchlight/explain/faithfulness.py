@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchlight.errors import PatchlightError
-from patchlight.explain.attention import image_for, plain_vit
-from patchlight.explain.rollout import one_class_each as one_each
+from patchlight.explain.attention import as_heat, image_for, plain_vit
+from patchlight.explain.rollout import Classes, one_class_each
 from patchlight.models.stems import fit_to_patches
-from patchlight.models.vit import ViT
 
 Baseline = Literal["blur", "mean"]
 
@@ -59,8 +58,8 @@ class Faithfulness:
 def faithfulness(
     model: Any,
     image_BCHW: Tensor,
-    heat_Bhw: Tensor,
-    classes: int | Sequence[int] | Tensor | None = None,
+    heat_Bhw: Any,
+    classes: Classes | None = None,
     *,
     steps: int = 16,
     baseline: Baseline = "blur",
@@ -68,7 +67,7 @@ def faithfulness(
 ) -> Faithfulness:
     """Deletion and insertion curves of one map an image.
 
-    The answer is the probability of the class (`classes`: one for all images or one each; None takes the likeliest for
+    The answer is the probability of the class (`classes`: as in `attribution`; None takes the likeliest for
     the whole image), or for a model without a head the cosine similarity of the pooled features with those of the whole
     image. A deleted patch shows the baseline: "blur", the image strongly blurred, or "mean", its mean colour. Patches
     of equal heat go in reading order. An image takes about 2 * steps forward passes, `batch_size` of them at a time.
@@ -79,7 +78,7 @@ def faithfulness(
             raise PatchlightError(f"{name}={value!r} must be 1 or more")
     image_BCHW, (grid,) = fit_to_patches(image_for(vit, image_BCHW), vit.config)
     image_BCHW = image_BCHW.float()
-    heat_BP = _checked_heat(heat_Bhw, (len(image_BCHW), *grid)).to(image_BCHW.device).flatten(1)
+    heat_BP = _checked_heat(as_heat(heat_Bhw), (len(image_BCHW), *grid)).to(image_BCHW.device).flatten(1)
     # Each patch's place in the order, the most important first; stable, so that ties go in reading order.
     rank_BP = heat_BP.argsort(dim=1, descending=True, stable=True).argsort(1)
     num_patches = math.prod(grid)
@@ -88,7 +87,7 @@ def faithfulness(
     deletion = [(count, num_patches) if count < num_patches else (0, 0) for count in counts]
     insertion = [(0, count) for count in counts]
     shown = sorted({*deletion, *insertion})
-    answers_SB = _answers(vit, image_BCHW, _baseline(image_BCHW, baseline), rank_BP, shown, classes, batch_size)
+    answers_SB = _answers(model, image_BCHW, _baseline(image_BCHW, baseline), rank_BP, shown, classes, batch_size)
     return Faithfulness(
         shares=torch.tensor(counts, device=answers_SB.device) / num_patches,
         deletion=answers_SB[[shown.index(ranks) for ranks in deletion]].T,
@@ -99,7 +98,7 @@ def faithfulness(
 def random_baseline(
     model: Any,
     image_BCHW: Tensor,
-    classes: int | Sequence[int] | Tensor | None = None,
+    classes: Classes | None = None,
     *,
     maps: int = 8,
     seed: int = 0,
@@ -110,7 +109,9 @@ def random_baseline(
     """The scores that `faithfulness` gives to maps of mere noise, (maps, B): what a map has to beat."""
     if not isinstance(maps, int) or maps < 1:
         raise PatchlightError(f"maps={maps!r} must be 1 or more")
-    grid = plain_vit(model).config.grid_for((image_BCHW.shape[-2], image_BCHW.shape[-1]))
+    vit = plain_vit(model)
+    image_BCHW = image_for(vit, image_BCHW)
+    grid = vit.config.grid_for((image_BCHW.shape[-2], image_BCHW.shape[-1]))
     generator = torch.Generator().manual_seed(seed)
     settings: dict[str, Any] = {"steps": steps, "baseline": baseline, "batch_size": batch_size}
     scores = []
@@ -121,19 +122,20 @@ def random_baseline(
 
 
 def _answers(
-    vit: ViT,
+    model: Any,
     image_BCHW: Tensor,
     blank_BCHW: Tensor,
     rank_BP: Tensor,
     shown: Sequence[tuple[int, int]],
-    classes: int | Sequence[int] | Tensor | None,
+    classes: Classes | None,
     batch_size: int,
 ) -> Tensor:
     """What the model says of each image when only the patches of these ranks are shown: (S, B)."""
+    vit = plain_vit(model)
     batch, (down, across) = len(image_BCHW), vit.config.patch_size
     grid = (image_BCHW.shape[2] // down, image_BCHW.shape[3] // across)
     whole = torch.cat([vit(images).float() for images in image_BCHW.split(batch_size)])
-    chosen_B = _classes(vit, whole, classes)
+    chosen_B = _classes(model, whole, classes)
     ranks_S2 = torch.tensor(shown, device=image_BCHW.device)
     values = []
     # One image after the other in the inner loop: a job is (which ranks, which image).
@@ -150,13 +152,13 @@ def _answers(
     return torch.cat(values).unflatten(0, (len(shown), batch))
 
 
-def _classes(vit: ViT, whole: Tensor, classes: int | Sequence[int] | Tensor | None) -> Tensor | None:
+def _classes(model: Any, whole: Tensor, classes: Classes | None) -> Tensor | None:
     """The class to follow in each image, (B,); None for a model without a head."""
-    if vit.head is None:
+    if plain_vit(model).head is None:
         if classes is not None:
             raise PatchlightError(f"classes={classes!r} need a model with a head; without one, leave them out")
         return None
-    return whole.argmax(1) if classes is None else one_each(classes, whole)
+    return whole.argmax(1) if classes is None else one_class_each(classes, whole, model)
 
 
 def _baseline(image_BCHW: Tensor, baseline: Baseline) -> Tensor:

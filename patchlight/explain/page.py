@@ -17,14 +17,15 @@ from patchlight.errors import PatchlightError
 TEXTS = {
     "patches": (
         "The photo, cut into patches",
-        "{grid} patches (down x across), each {pixels} pixels of the model's image; every patch becomes one token. The "
-        "model never saw what is pale here. The frame is around {patch}, of which more below.",
+        "{grid} patches (down x across), each {pixels} pixels of the model's image; every patch becomes one "
+        "token.{unseen} The frame is around {patch}, of which more below.",
     ),
     "heads": (
         "The heads of the last block",
-        "How {reader} shares its attention out over the patches, head by head, all on one scale. The number is the "
-        "head's objectness: how much of its attention lies in one connected region, less the area which that takes; 0 "
-        "is spread evenly, near 1 is one small spot. High means compact, not correct.",
+        'How {reader} shares its attention out over the patches, head by head, all on one scale, where "even" is '
+        "what each token would get if all got the same. The number is the head's objectness: how much of its attention "
+        "lies in one connected region, less the area which that takes; 0 is spread evenly, near 1 is one small spot. "
+        "High means compact, not correct.",
     ),
     "layers": (
         "From block to block",
@@ -56,8 +57,8 @@ TEXTS = {
     "attention-distance": (
         "How far the heads look",
         "Each dot is a head: the mean distance, in pixels of the model's image, from a patch to what it attends to. "
-        "Low dots look nearby, as a convolution does, high ones across the whole image. Compare models at the same "
-        "image size only.",
+        "Low dots look nearby, as a convolution does, those near the dashed line all over the image. Compare models at "
+        "the same image size only.",
     ),
     "position-similarity": (
         "What the model knows about places",
@@ -94,6 +95,7 @@ $signature
 :root { color-scheme: light dark; --ink: #222; --soft: #5f6368; --ground: #fafafa; --card: #fff; --line: #e2e2e2; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e8e8e8; --soft: #a2a6ab; --ground: #16181b; --card: #202327; --line: #34383d; }
+  .picture { filter: brightness(.88); }
 }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 54rem; background: var(--ground); color: var(--ink);
@@ -102,7 +104,7 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 1rem; }
 h2 { font-size: 1.1rem; margin: 0 0 .3rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0 0 1.2rem; font-size: .93rem; }
 dt, figcaption, .notes { color: var(--soft); }
-dd { margin: 0; }
+dd { margin: 0; white-space: pre-line; }
 .hint { margin: 0 0 1.2rem; padding: .6rem .9rem; border-left: 4px solid #b5367a; background: var(--card); }
 .notes { font-size: .93rem; }
 figure { margin: 1.2rem 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }

@@ -1,9 +1,10 @@
 """Pictures of what a model does, on axes of your own or new ones; the one place that knows matplotlib.
 
 Every function takes numpy arrays (torch tensors are welcome) and `ax=None`, and returns the axis that it drew on, so
-that it serves in a notebook. Several maps that belong together (heads, layers) take `figure=None` and return their
-axes: one scale, one colour bar. pyplot and its global state stay out, so that servers, threads and machines without a
-display can draw, too; `to_png(ax.figure)` gives the bytes of a file.
+that it serves in a notebook. A photo is a Pillow image, what `pl.decode` gives, or (H, W, 3) uint8. Several maps that
+belong together (heads, layers) take `figure=None` and return their axes, the photo's first: one scale, one colour bar.
+pyplot and its global state stay out, so that servers, threads and machines without a display can draw, too;
+`to_png(ax)` gives the bytes of a file.
 
 Colours run evenly to the eye: magma for attention, viridis for similarity, cividis for sizes.
 """
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from patchlight.errors import PatchlightError
+from patchlight.geometry import Size, View
+from patchlight.images.decode import Decoded, decode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +36,8 @@ DPI = 170
 TEXT, SMALL = 9.0, 8.0
 """Sizes of letters, in points."""
 INK, MARK = "#333333", "#e0245e"
+OPACITY = 0.4, 0.95
+"""Of a map over a photo, where it is lowest and highest: the photo shows through where there is little to see."""
 KINDS = {
     "class": "#440154",
     "distill": "#3b528b",
@@ -52,7 +58,10 @@ def new_figure(width: float = WIDTH, height: float = 3.6) -> "Figure":
 
 
 def to_png(figure: Any) -> bytes:
-    """The bytes of a PNG file, cut to what is drawn."""
+    """The bytes of a PNG file of a figure, or of the one that an axis lies in, cut to what is drawn."""
+    figure = getattr(figure, "figure", figure)
+    if not hasattr(figure, "savefig"):
+        raise PatchlightError(f"to_png takes a figure or one of its axes, not a {type(figure).__name__}")
     file = io.BytesIO()
     # Without the version of matplotlib in it, the same picture gives the same bytes.
     figure.savefig(file, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.08, metadata={"Software": None})
@@ -62,17 +71,20 @@ def to_png(figure: Any) -> bytes:
 def panels(count: int, aspect: float, figure: "Figure | None" = None, columns: int | None = None) -> "list[Axes]":
     """Axes for `count` pictures of this aspect (width / height), in rows."""
     if columns is None:
-        columns = round((4 if count <= 16 else 6) / math.sqrt(min(max(aspect, 0.5), 2)))
+        least = round((4 if count <= 16 else 6) / math.sqrt(min(max(aspect, 0.5), 2)))
+        columns = min(range(least, least + 3), key=lambda each: -count % each / each)  # which fills the last row best
     columns = min(columns, count)
     rows = math.ceil(count / columns)
     if figure is None:
         width = WIDTH / columns
         figure = new_figure(WIDTH, rows * (min(width / aspect, TALLEST) + 0.3) + 0.6)
+    elif not hasattr(figure, "add_subplot"):
+        raise PatchlightError(f"figure={figure!r:.60} is no figure; pass plot.new_figure(), or leave it out")
     return [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
 
 
 def draw_photo(photo: Any, ax: "Axes | None" = None, edges: Edges | None = None, title: str = "") -> "Axes":
-    """A photo (H, W, 3) uint8; pale outside the patches, where `edges` are given."""
+    """A photo; pale outside the patches, where `edges` are given."""
     photo = _pixels(photo)
     ax = _axis(ax)
     seen_HW = np.ones(photo.shape[:2], bool) if edges is None else _inside(edges, photo.shape[:2])
@@ -81,9 +93,9 @@ def draw_photo(photo: Any, ax: "Axes | None" = None, edges: Edges | None = None,
 
 
 def draw_patches(
-    photo: Any, grid: tuple[int, int], ax: "Axes | None" = None, edges: Edges | None = None, title: str = ""
+    photo: Any, grid: Size, ax: "Axes | None" = None, edges: Edges | None = None, title: str = ""
 ) -> "Axes":
-    """A photo (H, W, 3) uint8 and the patches that it is cut into."""
+    """A photo and the patches that it is cut into."""
     photo = _pixels(photo)
     edges = edges or even_edges(grid, photo.shape[:2])
     ax = draw_photo(photo, ax, edges, title)
@@ -104,21 +116,26 @@ def draw_heat(
     cmap: str = "magma",
     title: str = "",
     label: str = "",
+    percent: bool = False,
+    even: float | None = None,
 ) -> "Axes":
-    """A heat map over a grey photo (H, W, 3): for its pixels (H, W), NaN where there is none, or its patches (h, w).
+    """A heat map over a grey photo: for its pixels (H, W), NaN where there is none, or its patches (h, w).
 
-    `label` adds a colour bar that says it.
+    `label` adds a colour bar that says it. `even` is what each patch has where all have the same (1 / tokens, for
+    attention): it is marked there, and the scale reaches to twice as much at least, so that an even map does not glow.
     """
     photo, heat = _pixels(photo), _array(heat)
+    if heat.ndim != 2:
+        raise PatchlightError(f"a heat map is (height, width), not {heat.shape}; pass one of them, such as heat[0]")
     height, width = photo.shape[:2]
-    seen = np.isfinite(heat) if heat.shape == (height, width) else np.ones((height, width), bool)
+    seen = _seen(heat, (height, width))
     ax = _axis(ax)
     ax.imshow(_paled(_greyed(photo), seen))
     place = (-0.5, width - 0.5, height - 0.5, -0.5)
-    vmax = _shared_top(heat) if vmax is None else vmax
-    ax.imshow(heat, cmap=cmap, vmin=vmin, vmax=vmax, alpha=0.72, extent=place, interpolation="nearest")
+    vmax = _top(heat, even) if vmax is None else vmax
+    ax.imshow(heat, cmap=_see_through(cmap), vmin=vmin, vmax=vmax, extent=place, interpolation="nearest")
     if label:
-        add_scale([ax], label)
+        add_scale([ax], label, percent=percent, marks=_even_mark(even))
     return _bare(ax, title)
 
 
@@ -131,39 +148,70 @@ def draw_similarity(
 
 
 def draw_maps(
-    photo: Any, heats: Any, titles: Sequence[str], figure: "Figure | None" = None, *, label: str = "share of attention"
+    photo: Any,
+    heats: Any,
+    titles: Sequence[str],
+    figure: "Figure | None" = None,
+    *,
+    label: str,
+    percent: bool = False,
+    even: float | None = None,
 ) -> "list[Axes]":
-    """Several heat maps (K, H, W) or (K, h, w) over one photo, on one scale with one colour bar."""
+    """A photo, and several heat maps (K, H, W) or (K, h, w) over it, on one scale with one colour bar; see draw_heat.
+
+    K + 1 axes come back.
+    """
     photo, heats = _pixels(photo), _array(heats)
-    axes = panels(len(heats), photo.shape[1] / photo.shape[0], figure)
-    top = _shared_top(heats)
+    if heats.ndim != 3 or len(heats) != len(titles):
+        raise PatchlightError(
+            f"{len(titles)} heat maps are ({len(titles)}, height, width), not {heats.shape}; take the other axes off, "
+            "as in heat[:, 0]"
+        )
+    first, *axes = panels(len(heats) + 1, photo.shape[1] / photo.shape[0], figure)
+    draw_photo(_paled(photo, _seen(heats[0], photo.shape[:2])), first, title="photo")
+    top = _top(heats, even)
     for ax, heat, title in zip(axes, heats, titles, strict=True):
         draw_heat(photo, heat, ax, vmax=top, title=title)
-    add_scale(axes, label, percent=True)
-    return axes
+    add_scale([first, *axes], label, percent=percent, marks=_even_mark(even))
+    return [first, *axes]
 
 
-def draw_heads(photo: Any, heat_A: Any, objectness_A: Any, figure: "Figure | None" = None) -> "list[Axes]":
-    """Each head's map (A, ...) over one photo, the highest objectness first."""
+def draw_heads(
+    photo: Any, heat_A: Any, objectness_A: Any, figure: "Figure | None" = None, *, even: float | None = None
+) -> "list[Axes]":
+    """Each head's map (A, ...) over one photo, the highest objectness first; `even` as in draw_heat."""
     heat_A, objectness_A = _array(heat_A), _array(objectness_A)
+    if objectness_A.shape != heat_A.shape[:1]:
+        raise PatchlightError(f"maps {heat_A.shape} need one objectness a head, not {objectness_A.shape}")
     order = np.argsort(-objectness_A, kind="stable")
     titles = [f"head {head}  ({objectness_A[head]:.2f})" for head in order]
-    return draw_maps(photo, heat_A[order], titles, figure, label="share of attention (in brackets: objectness)")
+    label = "share of attention (in brackets: objectness)"
+    return draw_maps(photo, heat_A[order], titles, figure, label=label, percent=True, even=even)
 
 
-def draw_layers(photo: Any, heat_L: Any, layers: Sequence[int], figure: "Figure | None" = None) -> "list[Axes]":
-    """Each layer's map (L, ...) over one photo."""
-    return draw_maps(photo, heat_L, [f"block {layer}" for layer in layers], figure)
+def draw_layers(
+    photo: Any, heat_L: Any, layers: Sequence[int], figure: "Figure | None" = None, *, even: float | None = None
+) -> "list[Axes]":
+    """Each layer's map (L, ...) over one photo; `even` as in draw_heat."""
+    titles = [f"block {layer}" for layer in layers]
+    return draw_maps(photo, heat_L, titles, figure, label="share of attention", percent=True, even=even)
 
 
-def draw_attention_distance(distance_LA: Any, ax: "Axes | None" = None, layers: Sequence[int] | None = None) -> "Axes":
-    """How far each head of each layer looks, in pixels: a dot a head, a line through the layers' means."""
+def draw_attention_distance(
+    distance_LA: Any, ax: "Axes | None" = None, layers: Sequence[int] | None = None, even: float | None = None
+) -> "Axes":
+    """How far each head of each layer looks, in pixels: a dot a head, a line through the layers' means.
+
+    `even` is how far a head looks that attends to all patches alike.
+    """
     distance_LA = _array(distance_LA)
     ax, places = _axis(ax), np.asarray(range(len(distance_LA)) if layers is None else layers)
     x = np.repeat(places, distance_LA.shape[1])
     ax.plot(places, distance_LA.mean(1), color="#21918c", linewidth=1.4, zorder=1, label="mean of the heads")
     ax.scatter(x, distance_LA.ravel(), s=20, color="#440154", alpha=0.6, linewidths=0, zorder=2, label="a head")
-    ax.set_ylim(0, float(distance_LA.max()) * 1.12 or 1)
+    if even is not None:
+        ax.axhline(even, color="#888888", linewidth=0.9, linestyle=(0, (5, 4)), zorder=0, label="even attention")
+    ax.set_ylim(0, max(float(distance_LA.max()), even or 0) * 1.12 or 1)
     _label(ax, "block", "mean attention distance (pixels)")
     _count_along(ax, places)
     ax.legend(frameon=False, fontsize=TEXT, labelcolor=INK, loc="lower right")
@@ -202,12 +250,13 @@ def draw_position_similarity(
 def draw_norms(
     norms_hw: Any, outliers_hw: Any = None, ax: "Axes | None" = None, edges: Edges | None = None, title: str = ""
 ) -> "Axes":
-    """How long each patch's token is (h, w); those that `outliers_hw` says are framed."""
+    """How long each patch's token is (h, w), on a scale that starts at the shortest; `outliers_hw` are framed."""
     norms = _array(norms_hw)
     ax, fresh = _axis(ax), edges is None
     edges = edges or even_edges(norms.shape, norms.shape)
     ys, xs = (np.asarray(along) - 0.5 for along in edges)
-    ax.pcolormesh(xs, ys, norms, cmap="cividis", vmin=0.0, vmax=float(_finite(norms).max()) or 1.0)
+    lowest, highest = float(_finite(norms).min()), float(_finite(norms).max())
+    ax.pcolormesh(xs, ys, norms, cmap="cividis", vmin=lowest, vmax=highest if highest > lowest else lowest + 1)
     if outliers_hw is not None:
         for patch in np.argwhere(_array(outliers_hw).astype(bool)):
             mark_patch(ax, edges, patch, colour=MARK)
@@ -245,14 +294,28 @@ def mark_patch(ax: "Axes", edges: Edges, patch: Sequence[int] | Array, colour: s
     row, column = int(patch[0]), int(patch[1])
     corner = float(xs[column]) - 0.5, float(ys[row]) - 0.5
     width, height = float(xs[column + 1] - xs[column]), float(ys[row + 1] - ys[row])
-    for line, thickness in (("black", 2.6), (colour, 1.3)):  # seen on dark and on bright ground
-        ax.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=line, linewidth=thickness))
+    for line, thickness in (("black", 3.0), (colour, 1.8)):  # seen on dark and on bright ground
+        frame = Rectangle(corner, width, height, fill=False, edgecolor=line, linewidth=thickness, zorder=3)
+        ax.add_patch(frame)  # above the lines between patches
 
 
-def add_scale(axes: "Sequence[Axes]", label: str, *, percent: bool = False, location: str = "bottom") -> None:
-    """One colour bar for these axes, which share a scale; it ends in a point where values lie beyond it."""
+def add_scale(
+    axes: "Sequence[Axes]",
+    label: str,
+    *,
+    percent: bool = False,
+    location: str = "bottom",
+    marks: Mapping[str, float] | None = None,
+) -> None:
+    """One colour bar for these axes, which share a scale; `marks` are values with names of their own.
+
+    Where values lie beyond it, it ends in a point, and its label says the largest.
+    """
     maps = [drawn for ax in axes for drawn in _maps(ax)[-1:]]
-    beyond = any(_finite(each.get_array()).max() > each.norm.vmax for each in maps)
+    largest = max(float(_finite(each.get_array()).max()) for each in maps)
+    beyond = largest > maps[-1].norm.vmax + 1e-4 * abs(maps[-1].norm.vmax)  # and not by a rounding error
+    if beyond:
+        label = f"{label}, largest {_as_percent(largest) if percent else format(largest, '.3g')}"
     size = {"shrink": 0.5, "aspect": 36} if location == "bottom" else {"shrink": 0.85, "aspect": 30}
     figure: Any = axes[0].figure
     pad = 0.1 * figure.dpi / (figure.bbox.height if location == "bottom" else figure.bbox.width)  # a tenth of an inch
@@ -265,14 +328,38 @@ def add_scale(axes: "Sequence[Axes]", label: str, *, percent: bool = False, loca
     bar.ax.locator_params(nbins=5)
     if percent:
         _in_percent(bar.ax.xaxis if location == "bottom" else bar.ax.yaxis)
+    if marks:
+        # On the other side of the bar, where no number can be in the way.
+        across = location == "bottom"
+        other = bar.ax.secondary_xaxis("top") if across else bar.ax.secondary_yaxis("left")
+        other.set_ticks(list(marks.values()), labels=list(marks))
+        other.tick_params(labelsize=SMALL, labelcolor=INK, color=INK, length=2.5, pad=1)
+        other.spines[:].set_visible(False)
 
 
-def even_edges(grid: tuple[int, int], size: tuple[int, int]) -> Edges:
+def even_edges(grid: Size, size: Size) -> Edges:
     """The borders of a grid that fills a photo of this (height, width)."""
     return np.linspace(0, size[0], grid[0] + 1), np.linspace(0, size[1], grid[1] + 1)
 
 
+def view_edges(view: View, grid: Size, patch_size: tuple[float, float], drawn_size: Size) -> Edges:
+    """The borders of the patches in a photo that is drawn at this (height, width), by the view that the model had.
+
+    `patch_size` is in pixels of the model's image, as in AttentionMaps. A patch that holds none of the photo, because
+    it lies in the padding, has no extent.
+    """
+    ys, xs = (
+        np.clip((np.minimum(np.arange(count + 1) * patch, model) - offset) / scale, 0, source) * (drawn / source)
+        for count, patch, model, offset, scale, source, drawn in zip(
+            grid, patch_size, view.model_size, view.offset, view.scale, view.source_size, drawn_size, strict=True
+        )
+    )
+    return ys, xs
+
+
 def _array(values: Any) -> Array:
+    if hasattr(values, "heat"):
+        raise PatchlightError("these are whole AttentionMaps; pass their heat(), or one of its maps")
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() else values  # numpy knows no bfloat16
@@ -280,16 +367,32 @@ def _array(values: Any) -> Array:
 
 
 def _pixels(photo: Any) -> Array:
-    photo = _array(photo)
+    if isinstance(photo, Image.Image):
+        photo = decode(photo)  # upright, and in RGB
+    photo = np.asarray(photo.image) if isinstance(photo, Decoded) else _array(photo)
     if photo.ndim != 3 or photo.shape[2] != 3 or photo.dtype != np.uint8:
         raise PatchlightError(
             f"a photo to draw on is (height, width, 3) uint8, not {photo.shape} {photo.dtype}; convert it, or pass a "
-            "Pillow image in RGB"
+            "Pillow image"
         )
     return photo
 
 
+def _seen(heat: Array, size: Size) -> Array:
+    """Which pixels of a photo of this size a heat map covers, a map of its pixels or of its patches."""
+    if heat.shape == size:
+        return np.isfinite(heat)
+    if 2 * heat.shape[0] > size[0] or 2 * heat.shape[1] > size[1]:
+        raise PatchlightError(
+            f"heat of {heat.shape[0]} x {heat.shape[1]} does not fit a photo of {size[0]} x {size[1]} pixels; pass "
+            "patches, or heat_on_photo(..., photo_size=) at the size of the photo that is drawn"
+        )
+    return np.ones(size, bool)
+
+
 def _axis(ax: "Axes | None", width: float = WIDTH, height: float = 3.6) -> "Axes":
+    if ax is not None and not hasattr(ax, "imshow"):
+        raise PatchlightError(f"ax={ax!r:.60} is no axis; pass figure.add_subplot(), one of your axes, or leave it out")
     return new_figure(width, height).add_subplot() if ax is None else ax
 
 
@@ -300,19 +403,34 @@ def _maps(ax: "Axes") -> list[Any]:
 
 
 def _as_seen(drawn: Any) -> Any:
-    """The map's scale with its colours as they look over a grey photo."""
+    """The map's scale with its colours as they look over mid grey."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
 
-    opacity = drawn.get_alpha() or 1.0
-    colours = drawn.get_cmap()(np.arange(256))[:, :3]
+    colours, opacity = np.split(drawn.get_cmap()(np.arange(256)), [3], axis=1)
     return ScalarMappable(drawn.norm, ListedColormap(opacity * colours + (1 - opacity) * 0.5))
 
 
-def _shared_top(heats: Array) -> float:
-    """Where the scale ends: one of a hundred patches may lie above, so that a few do not darken the rest."""
+def _see_through(cmap: str) -> Any:
+    """The colour map with an opacity that rises with the value."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    colours = colormaps[cmap](np.arange(256))
+    colours[:, 3] = np.linspace(*OPACITY, 256)
+    return ListedColormap(colours)
+
+
+def _top(heats: Array, even: float | None) -> float:
+    """Where the scale ends: at the largest value, unless a spot so bright would darken all the rest."""
     seen = _finite(heats)
-    return float(np.quantile(seen, 0.99)) if seen.any() else 1.0
+    largest, common = float(seen.max()), 3 * float(np.quantile(seen, 0.99))
+    top = max(min(largest, common) if common > 0 else largest, 2 * (even or 0))
+    return top if top > 0 else 1.0
+
+
+def _even_mark(even: float | None) -> dict[str, float]:
+    return {} if even is None else {"even": even}
 
 
 def _finite(values: Any) -> Array:
@@ -365,4 +483,143 @@ def _count_along(ax: "Axes", places: Array) -> None:
 
 
 def _in_percent(axis: Any) -> None:
-    axis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axis.set_major_formatter(lambda share, _: _as_percent(share))
+
+
+def _as_percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def draw_confusion(matrix_KK: Any, classes: Sequence[str], ax: "Axes | None" = None) -> "Axes":
+    """What photos of each class (rows) were taken for (columns), as shares of the row; a row without photos is blank.
+
+    Few classes have their numbers written in, in percent, and of many only some have names. The colours grow with the
+    root of the share, so that rare confusions are seen beside the diagonal.
+    """
+    ax = _axis(ax, WIDTH, WIDTH * 0.86)
+    from matplotlib.colors import PowerNorm  # if it is missing, a new axis has said so
+
+    matrix = _array(matrix_KK).astype(np.float64)
+    count = len(matrix)
+    photos_K = matrix.sum(1, keepdims=True)
+    shares = np.divide(matrix, photos_K, out=np.full_like(matrix, np.nan), where=photos_K > 0)
+    ax.imshow(shares, cmap="BuPu", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    if count <= 12:
+        for row, column in np.argwhere(np.round(100 * np.nan_to_num(shares)) >= 1):
+            share = shares[row, column]
+            colour = "white" if share > 0.3 else INK
+            ax.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
+    named = range(0, count, math.ceil(count / 40))
+    names = [_short_name(classes[k]) for k in named]
+    size = SMALL if count <= 20 else SMALL - 2
+    _label(ax, "taken for", "class")
+    ax.set_xticks(named, names, rotation=90, fontsize=size, parse_math=False)
+    ax.set_yticks(named, names, fontsize=size, parse_math=False)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0 if count <= 40 else 2.5)
+    add_scale([ax], "share of the class's photos", location="right", percent=True)
+    return ax
+
+
+def draw_calibration(
+    bins: Sequence[Mapping[str, Any]], ax: "Axes | None" = None, *, scaled: Sequence[Mapping[str, Any]] | None = None
+) -> "Axes":
+    """How often answers of each confidence are right; on the dashed line confidence can be taken at its word.
+
+    A bin has `low`, `high`, `photos`, `confidence` and `accuracy`, as in evaluation.json; `scaled` are those with a
+    temperature, drawn beside them.
+    """
+    ax = _axis(ax, WIDTH * 0.75, WIDTH * 0.62)
+    total = max(1, sum(each["photos"] for each in bins))
+    heights = [each["photos"] / total for each in bins]
+    widths = [each["high"] - each["low"] for each in bins]
+    edges = [each["low"] for each in bins]
+    ax.bar(edges, heights, widths, align="edge", color="#dcdcdc", edgecolor="white", label="share of the photos")
+    ax.plot([0, 1], [0, 1], color="#888888", linewidth=1, linestyle=(0, (4, 3)), label="what it should be")
+    for table, colour, label in ((bins, "#440154", "accuracy"), (scaled, "#21918c", "accuracy with the temperature")):
+        filled = [each for each in table or () if each["photos"]]
+        if filled:
+            x, y = ([each[key] for each in filled] for key in ("confidence", "accuracy"))
+            ax.plot(x, y, color=colour, linewidth=1, label=label)
+            # A bin of a few photos is a small dot: its accuracy says little.
+            ax.scatter(
+                x, y, [6 + 150 * each["photos"] / total for each in filled], color=colour, linewidths=0, zorder=3
+            )
+    ax.set(xlim=(0, 1), ylim=(0, 1.02))
+    _label(ax, "confidence of the answer", "accuracy")
+    for axis in (ax.xaxis, ax.yaxis):
+        _in_percent(axis)
+    ax.legend(
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=INK,
+        ncols=2,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        handlelength=1.6,
+    )
+    return ax
+
+
+def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = None) -> "list[Axes]":
+    """The course of a training run against its epochs: the loss, and beside it the accuracy on validation photos.
+
+    Each of `metrics` has `step`, `epoch` and some of `loss`, `validation_accuracy` and `accuracy`; where none has a
+    `validation_accuracy`, `accuracy` is that, and otherwise that on training photos. Of lines for one step the last
+    counts, as after a run was taken up again.
+    """
+    figure = new_figure(WIDTH, 2.7) if figure is None else figure
+    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
+    epochs, losses = _course(metrics, "loss")
+    smooth = _smoothed(losses)
+    if smooth is not losses:
+        left.plot(epochs, losses, color="#440154", linewidth=0.8, alpha=0.3)
+    left.plot(epochs, smooth, color="#440154", linewidth=1.4)
+    _label(left, "epoch", "training loss")
+
+    both = any(row.get("validation_accuracy") is not None for row in metrics)
+    for key, colour, label in (("accuracy", "#999999", "training"), ("validation_accuracy", "#21918c", "validation")):
+        if key == "accuracy" and not both:
+            continue
+        epochs, shares = _course(metrics, key if both else "accuracy")
+        marker = "o" if len(shares) <= 30 else None
+        right.plot(epochs, shares, color=colour, linewidth=1.4, marker=marker, markersize=3, label=label)
+    if len(shares) and np.isfinite(shares).any():
+        best, title = int(np.nanargmax(shares)), f"{100 * shares[-1]:.2f}% at the end"
+        if shares[best] != shares[-1]:
+            title += f", best {100 * shares[best]:.2f}% at epoch {epochs[best]:.4g}"
+        right.set_title(title, fontsize=TEXT, color=INK, pad=4)
+    _label(right, "epoch", "accuracy" if both else "validation accuracy")
+    _in_percent(right.yaxis)
+    if both:
+        right.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")
+    return [left, right]
+
+
+def _course(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
+    """The epochs and the values of the lines that have one, in the order of the steps; NaN where it is no number."""
+    rows = {row["step"]: (row["epoch"], row[key]) for row in metrics if key in row}
+    points = [rows[step] for step in sorted(rows)]
+    return np.array([epoch for epoch, _ in points], float), np.array([value for _, value in points], float)
+
+
+def _smoothed(values: Array) -> Array:
+    """The mean of the neighbours, for curves of so many points that their noise would hide their course."""
+    reach = len(values) // 50
+    if reach < 2:
+        return values
+    places, finite = np.arange(len(values)), np.isfinite(values)
+    sums, counts = (np.cumsum(np.concatenate([[0], each])) for each in (np.where(finite, values, 0.0), finite))
+    ends, starts = np.minimum(places + reach + 1, len(values)), np.maximum(places - reach, 0)
+    known = counts[ends] - counts[starts]
+    return np.divide(sums[ends] - sums[starts], known, out=np.full(len(values), np.nan), where=known > 0)
+
+
+def _short_name(name: str, most: int = 22) -> str:
+    """A name as it fits beside a picture, a box for each letter that the font does not have."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    letters = get_font(findfont(FontProperties())).get_charmap()
+    name = " ".join(name.split())
+    shown = "".join(letter if ord(letter) in letters and letter.isprintable() else "\u25a1" for letter in name)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}\u2026"

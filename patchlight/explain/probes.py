@@ -180,6 +180,7 @@ def attention_shares(model: Any, image_BCHW: Tensor, sizes: Sequence[Size] | Non
     """
     vit = plain_vit(model)
     config = vit.config
+    image_BCHW = image_for(vit, image_BCHW)
     grid = config.grid_for((image_BCHW.shape[-2], image_BCHW.shape[-1]))
     (class_token,) = resolve_queries("cls", config, grid)  # says so, where there is none
     rows: list[Tensor] = []
@@ -189,7 +190,7 @@ def attention_shares(model: Any, image_BCHW: Tensor, sizes: Sequence[Size] | Non
         rows.append(heads.rows([class_token])[:, :, 0].mean(1))
         norms.append(x_BND.float().norm(dim=2))
 
-    _, geometry = vit.encode(image_for(vit, image_BCHW), sizes, keep)
+    _, geometry = vit.encode(image_BCHW, sizes, keep)
     rows_LBN = torch.stack(rows)
     outliers_BP = artifact_patches(torch.stack(norms), config.num_prefix, geometry.valid_BN)
     patches_LBP = rows_LBN[..., config.num_prefix :]

@@ -1,10 +1,11 @@
 """Attention followed through all layers: rollout (Abnar and Zuidema 2020), and weighted by gradients (Chefer 2021).
 
 Both carry one row of relevance, that of the tokens which the model's answer is read from, backwards through the
-layers. One layer's N x N matrix, averaged over heads, exists at a time.
+layers, a few rows of attention at a time: no N x N matrix is made, unless weights are discarded by their rank.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,8 @@ from patchlight.models.positions import TokenGeometry
 from patchlight.models.vit import Heads, ViT
 
 Fusion = Literal["mean", "max", "min"]
+Classes = int | str | Sequence[int] | Sequence[str] | Tensor
+"""One for all images or one each, by number or by label."""
 QUERIES_AT_ONCE = 256
 """Rows computed at a time before their heads are fused: bounds the memory, changes nothing."""
 
@@ -37,91 +40,123 @@ def rollout(
     """
     if fusion not in ("mean", "max", "min"):
         raise PatchlightError(f"fusion={fusion!r} is not known; it is 'mean', 'max' or 'min'")
-    if not 0 <= discard < 1:
-        raise PatchlightError(f"discard={discard} must be at least 0 and less than 1")
+    if not isinstance(discard, int | float) or not 0 <= discard < 1:
+        raise PatchlightError(f"discard={discard!r} must be a number from 0 to less than 1")
     vit = plain_vit(model)
     layers: list[Heads] = []
     with torch.no_grad():
         _, geometry = vit.encode(image_for(vit, image_BCHW), sizes, lambda _, heads, x: layers.append(heads))
         relevance_BN = answering_tokens(vit, geometry, len(image_BCHW))
-        for heads in reversed(layers):
-            fused_BNN = _fused(heads, fusion)
-            if discard:
-                smallest = fused_BNN.flatten(1).kthvalue(max(1, int(discard * fused_BNN[0].numel())), 1).values
-                fused_BNN = fused_BNN.where(fused_BNN > smallest[:, None, None], 0)
-            # The row times (A + I), each row of which sums to one plus what is left of A's.
-            relevance_BN = relevance_BN / (1 + fused_BNN.sum(2))
-            relevance_BN = relevance_BN + (relevance_BN[:, None] @ fused_BNN)[:, 0]
+        while layers:
+            heads, passed_BN = layers.pop(), torch.zeros_like(relevance_BN)
+            kept = _kept(heads, fusion, discard, geometry) if discard else None
+            for queries, rows_BQN in _fused_rows(heads, fusion):
+                if kept is not None:
+                    rows_BQN = rows_BQN * kept[:, queries]
+                # The row times (A + I), each row of which sums to one plus what is left of A's.
+                share_BQ = relevance_BN[:, queries] / (1 + rows_BQN.sum(2))
+                passed_BN[:, queries] += share_BQ
+                passed_BN += (share_BQ[:, None] @ rows_BQN)[:, 0]
+            relevance_BN = passed_BN
         return relevance_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid)
 
 
 def attribution(
     model: Any,
     image_BCHW: Tensor,
-    classes: int | Sequence[int] | Tensor | None = None,
+    classes: Classes | None = None,
     *,
     sizes: Sequence[Size] | None = None,
 ) -> Tensor:
     """How much each patch spoke for a class: attention times its gradient, followed through the layers: heat_Bhw.
 
-    `classes` is one class for all images, or one each; None takes the likeliest. The gradient of a class with respect
+    `classes` is one class for all images, or one each, by number or, where `model` is what `load` gave, by label; None
+    takes the likeliest. The gradient of a class with respect
     to an attention weight is the gradient of the head's output times the value, so fused attention serves here too.
     """
     vit = plain_vit(model)
     if vit.head is None:
         raise PatchlightError("attribution needs a model with a head; without classes use rollout or attention")
     layers: list[Heads] = []
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         # The image as the start of the graph gives gradients in a frozen model, too.
-        image_BCHW = image_for(vit, image_BCHW).detach().requires_grad_()
+        image_BCHW = image_for(vit, image_BCHW).detach().clone().requires_grad_()
         x_BND, geometry = vit.encode(image_BCHW, sizes, lambda _, heads, x: layers.append(heads))
         logits_BK = vit.read(x_BND, geometry)
-        chosen_B = logits_BK.argmax(1) if classes is None else one_class_each(classes, logits_BK)
+        chosen_B = logits_BK.argmax(1) if classes is None else one_class_each(classes, logits_BK, model)
         score = logits_BK.gather(1, chosen_B[:, None]).sum()
         gradients = torch.autograd.grad(score, [heads.out_BANE for heads in layers])
     with torch.no_grad():
         relevance_BN = answering_tokens(vit, geometry, len(image_BCHW))
         for heads, gradient_BANE in zip(reversed(layers), reversed(gradients), strict=True):
-            relevance_BN = relevance_BN + (relevance_BN[:, None] @ _fused(heads, "mean", gradient_BANE))[:, 0]
+            passed_BN = relevance_BN.clone()
+            for queries, rows_BQN in _fused_rows(heads, "mean", gradient_BANE):
+                passed_BN += (relevance_BN[:, None, queries] @ rows_BQN)[:, 0]
+            relevance_BN = passed_BN
         return relevance_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid)
 
 
 def answering_tokens(vit: ViT, geometry: TokenGeometry, batch: int) -> Tensor:
     """How much each token counts in the pooled answer, from which relevance is followed back: (B, N)."""
     num_tokens = geometry.num_prefix + geometry.grid[0] * geometry.grid[1]
-    class_N = torch.zeros(num_tokens, device=geometry.device)
-    if vit.config.pooling != "mean":
-        class_N[: 1 + vit.config.distill_token] = 1 / (1 + vit.config.distill_token)
-        return class_N.expand(batch, -1).clone()
-    patches_N = torch.ones(num_tokens, device=geometry.device)
-    patches_N[: geometry.num_prefix] = 0
-    patches_BN = patches_N.expand(batch, -1) if geometry.valid_BN is None else patches_N * geometry.valid_BN
-    return patches_BN / patches_BN.sum(1, keepdim=True)
+    class_BN, patches_BN = torch.zeros(2, batch, num_tokens, device=geometry.device)
+    if vit.config.class_token:
+        read = 2 if vit.distill_head is not None else 1  # two heads answer together, each from its own token
+        class_BN[:, :read] = 1 / read
+    patches_BN[:, geometry.num_prefix :] = 1
+    if geometry.valid_BN is not None:
+        patches_BN *= geometry.valid_BN
+    patches_BN /= patches_BN.sum(1, keepdim=True)
+    return {"cls": class_BN, "mean": patches_BN, "cls_mean": (class_BN + patches_BN) / 2}[vit.config.pooling]
 
 
-def _fused(heads: Heads, fusion: Fusion, gradient_BANE: Tensor | None = None) -> Tensor:
-    """All rows of a layer, one matrix an image (B, N, N); weighted by the gradient, where given, and then positive."""
-    chunks = []
+def _fused_rows(heads: Heads, fusion: Fusion, gradient_BANE: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """A layer's rows, a few queries at a time, one for all heads (B, Q, N); weighted by the gradient, where given, and
+    then positive."""
     for start in range(0, heads.q_BANE.shape[2], QUERIES_AT_ONCE):
         queries = slice(start, start + QUERIES_AT_ONCE)
         rows_BAQN = heads.rows(queries)
         if gradient_BANE is not None:
             rows_BAQN = rows_BAQN * (gradient_BANE[:, :, queries].float() @ heads.v_BANE.float().transpose(2, 3))
             rows_BAQN = rows_BAQN.clamp(min=0)
-        chunks.append(rows_BAQN.mean(1) if fusion == "mean" else getattr(rows_BAQN, f"a{fusion}")(1))
-    return torch.cat(chunks, 1)
+        yield queries, rows_BAQN.mean(1) if fusion == "mean" else getattr(rows_BAQN, f"a{fusion}")(1)
 
 
-def one_class_each(classes: int | Sequence[int] | Tensor, logits_BK: Tensor) -> Tensor:
-    """A class an image (B,), from one for all or one each."""
+def _kept(heads: Heads, fusion: Fusion, discard: float, geometry: TokenGeometry) -> Tensor:
+    """Which weights are not among this share of their image's smallest (B, N, N); of equal ones all stay."""
+    fused_BNN = torch.cat([rows_BQN for _, rows_BQN in _fused_rows(heads, fusion)], 1)
+    limits = []
+    for index, fused_NN in enumerate(fused_BNN):
+        own_N = slice(None) if geometry.valid_BN is None else geometry.valid_BN[index]
+        own = fused_NN[own_N][:, own_N].flatten()
+        limits.append(own.kthvalue(int(discard * len(own)) + 1).values)
+    return fused_BNN >= torch.stack(limits)[:, None, None]
+
+
+def one_class_each(classes: Classes, logits_BK: Tensor, model: Any) -> Tensor:
+    """The number of a class for each image (B,)."""
     batch, count = logits_BK.shape
-    chosen = (
-        torch.as_tensor(classes, device=logits_BK.device).expand(batch)
-        if isinstance(classes, int)
-        else torch.as_tensor(classes, device=logits_BK.device)
-    )
-    if chosen.shape != (batch,) or chosen.is_floating_point() or not ((chosen >= 0) & (chosen < count)).all():
+    each: Any = [classes] * batch if isinstance(classes, int | str) else classes
+    if isinstance(each, Sequence) and any(isinstance(name, str) for name in each):
+        each = [_number_of(name, getattr(model, "labels", None)) for name in each]
+    try:
+        chosen_B = torch.as_tensor(each, device=logits_BK.device)
+    except (TypeError, ValueError, RuntimeError):
+        chosen_B = torch.empty(0)
+    if chosen_B.shape != (batch,) or chosen_B.is_floating_point() or not ((chosen_B >= 0) & (chosen_B < count)).all():
         raise PatchlightError(
-            f"classes={classes!r}: give one class, or one for each of {batch} images, from 0 to {count - 1}"
+            f"classes={classes!r:.60}: give one class, or one for each of {batch} images, from 0 to {count - 1}"
         )
-    return chosen.long()
+    return chosen_B.long()
+
+
+def _number_of(name: object, labels: Sequence[str] | None) -> object:
+    if not isinstance(name, str):
+        return name
+    if labels is None:
+        raise PatchlightError(f"class {name!r}: this model has no labels; give the number of the class")
+    if name not in labels:
+        nearest = difflib.get_close_matches(name, labels, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"such as {labels[0]!r}"
+        raise PatchlightError(f"class {name!r} is not among the model's labels; {hint}")
+    return list(labels).index(name)

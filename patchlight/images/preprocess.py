@@ -1,5 +1,6 @@
 """From an image to the model's input, exactly as timm or transformers would, and the `View` that leads back."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -29,12 +30,17 @@ class Preprocess:
     def __init__(self, config: PreprocessConfig) -> None:
         self.config = config
 
-    def __call__(self, photo: Image.Image | npt.NDArray[np.uint8] | Decoded) -> tuple[torch.Tensor, View]:
-        """A PIL image, an array HWC uint8 (RGB, 0..255) or what `decode` gave; out come image_CHW float32 and its view.
+    def __call__(
+        self, photo: str | os.PathLike[str] | Image.Image | npt.NDArray[np.uint8] | Decoded
+    ) -> tuple[torch.Tensor, View]:
+        """A path, PIL image, array HWC uint8 (RGB, 0..255) or what `decode` gave -> image_CHW float32 and its view.
 
-        A PIL image passes through `decode`, so that it is upright and RGB.
+        Files and PIL images pass through `decode`, so that they are upright and RGB.
         """
-        decoded = photo if isinstance(photo, Decoded) else decode(_to_pil(photo))
+        if isinstance(photo, Decoded):
+            decoded = photo
+        else:
+            decoded = decode(photo if isinstance(photo, str | os.PathLike) else _to_pil(photo))
         config = self.config
         resized_size = self._resized_size(decoded.source_size)
         view = View.centred(
@@ -101,7 +107,9 @@ def _to_pil(photo: Image.Image | npt.NDArray[np.uint8]) -> Image.Image:
     if isinstance(photo, Image.Image):
         return photo
     if not isinstance(photo, np.ndarray):
-        raise PatchlightError(f"a photo is a PIL image, an array HWC uint8, or Decoded, not {type(photo).__name__}")
+        raise PatchlightError(
+            f"a photo is a path, a PIL image, an array HWC uint8, or Decoded, not {type(photo).__name__}"
+        )
     if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or 0 in photo.shape:
         raise PatchlightError(
             f"an array of a photo is (height, width, 3) uint8, not {tuple(photo.shape)} {photo.dtype}; "

@@ -82,7 +82,10 @@ def check_image(image_BCHW: Tensor, channels: int) -> None:
     """Refuse what is not a batch of images, with what would make it one."""
     if not isinstance(image_BCHW, Tensor):
         kind = type(image_BCHW).__name__
-        raise PatchlightError(f"the image is a {kind}; the model takes a tensor (batch, {channels}, height, width)")
+        raise PatchlightError(
+            f"the image is of type {kind}; the model takes a tensor (batch, {channels}, height, width), such as "
+            "image[None] of `image, view = loaded.preprocess(photo)`"
+        )
     if not image_BCHW.is_floating_point():
         raise PatchlightError(
             f"the image is {image_BCHW.dtype}; the model takes floating-point images, normalised as in its training"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models_at_random import POSITIONS, tiny_vit
 from patchlight.errors import PatchlightError
+from patchlight.explain import attention as module
 from patchlight.explain.attention import attention, heat_on_photo
 from patchlight.explain.class_rows import class_rows, fits
 from patchlight.geometry import View
@@ -195,6 +196,16 @@ def test_artifacts_are_taken_out_of_the_heat_and_left_in_the_weights() -> None:
     assert ((inside >= expected[:, 0] - 1e-7) & (inside <= expected[:, 1] + 1e-7)).all()
 
 
+def test_artifacts_beside_padding_take_after_the_image_alone() -> None:
+    model, image, sizes = tiny_vit(), torch.randn(2, 3, 32, 32), [(32, 32), (16, 24)]
+    image[1, :, 8:16, 16:24] = 400.0 * torch.randn(3, 8, 8)
+    together = attention(model, image, sizes=sizes, suppress_artifacts=True)
+    alone = attention(model, image[1:, :, :16, :24], suppress_artifacts=True)
+    assert alone.artifacts is not None
+    assert alone.artifacts[0, 1, 2]
+    torch.testing.assert_close(together.heat()[:, 1:, ..., :2, :3], alone.heat(), atol=1e-6, rtol=1e-4)
+
+
 def test_padding_gets_no_attention() -> None:
     for position in ("learned", "relative_bias"):
         image, sizes = torch.randn(2, 3, 32, 32), [(32, 32), (8, 24)]
@@ -235,6 +246,30 @@ def test_a_compiled_model_is_looked_into_compiled() -> None:
     torch.testing.assert_close(attention(model, image, "all").weights, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_a_compiled_model_takes_other_layers_and_patches_without_a_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    programs: list[Any] = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        programs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(module, "_compiled_look", lambda: torch.compile(module._look, backend=count))
+    model, image = tiny_vit(), torch.randn(2, 3, 32, 32)
+    every = attention(model, image, "all", "all").weights
+    held = torch.compile(model)
+    for layers in (0, 1, -1, [0, 2]):
+        expected = every[[layers] if isinstance(layers, int) else layers][:, :, :, :1]
+        torch.testing.assert_close(attention(held, image, layers).weights, expected)
+    before = len(programs)
+    assert before > 0, "the compiled program is the one that runs"
+    for row in range(4):
+        for column in range(3):
+            weights = attention(held, image, queries=(row, column)).weights
+            torch.testing.assert_close(weights, every[-1:, :, :, [1 + 4 * row + column]])
+    assert len(programs) == before + 1
+
+
 def test_weights_stay_float32_and_exact_in_bfloat16() -> None:
     model = tiny_vit(num_registers=1)
     image = torch.randn(2, 3, 24, 40)
@@ -263,6 +298,8 @@ def test_large_images_make_no_square_matrix() -> None:
         ({"layers": 3}, "3 blocks"),
         ({"layers": "last"}, "layers='last'"),
         ({"layers": []}, "layers=\\[\\]"),
+        ({"layers": None}, "layers=None"),
+        ({"layers": 1.5}, "layers=1.5"),
         ({"queries": "class"}, "'cls', 'distill', 'registers', 'all'"),
         ({"queries": "registers"}, "no registers"),
         ({"queries": 17}, "17 tokens"),
@@ -301,7 +338,14 @@ def test_heat_on_the_photo_lies_between_the_patch_centres_and_only_where_the_mod
     assert seen[10:50, 10:90].all()
     assert int(seen.sum()) == 40 * 80
     assert spread[20, 30] == pytest.approx(0.0, abs=0.1)
-    assert heat_on_photo(heat, view, (10.0, 20.0), (30, 50)).shape == (30, 50)
+    smaller = heat_on_photo(heat.numpy(), view, (10.0, 20.0), (30, 50))
+    assert smaller.shape == (30, 50)
+    means = spread.reshape(30, 2, 50, 2).mean((1, 3))
+    torch.testing.assert_close(smaller[5:25, 5:45], means[5:25, 5:45], atol=0.02, rtol=0)
+    with pytest.raises(PatchlightError, match="heat of 5 x 5 patches does not fit this view, which has 2 x 2"):
+        heat_on_photo(torch.rand(5, 5), view, (10.0, 20.0))
+    with pytest.raises(PatchlightError, match="pass their heat"):
+        heat_on_photo(attention(tiny_vit(), torch.randn(1, 3, 32, 32)), view, (10.0, 20.0))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -54,6 +54,17 @@ def test_the_page_holds_every_picture_and_asks_for_nothing() -> None:
     assert "a note" in tags.text
 
 
+def test_lines_of_a_fact_stay_lines() -> None:
+    page = Look("x", (("answers", "cat at 90%\ndog at 5%"),), (), ()).html()
+    assert "<dd>cat at 90%\ndog at 5%</dd>" in page
+    assert re.search(r"\bdd \{[^}]*white-space: pre-line", page)
+
+
+def test_pictures_are_dimmed_in_the_dark() -> None:
+    (dark,) = re.findall(r"@media \(prefers-color-scheme: dark\) \{(.*?)\n\}", a_look().html(), re.DOTALL)
+    assert ".picture { filter: brightness(.88); }" in dark
+
+
 def test_a_photograph_is_packed_smaller_and_looks_the_same() -> None:
     noise = Image.effect_noise((200, 200), 60).convert("RGB")
     file = io.BytesIO()

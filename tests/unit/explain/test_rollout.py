@@ -1,5 +1,6 @@
 """Rollout and attribution against short references that write every matrix out."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from patchlight.explain import rollout as module
 from patchlight.explain.attention import attention
 from patchlight.explain.rollout import attribution, rollout
 from patchlight.models.vit import ViT
+from patchlight.weights.load import load
+from patchlight.weights.save import save
 
 
 def rollout_by_hand(model: ViT, image: Tensor, fusion: str, discard: float) -> Tensor:
@@ -46,8 +49,41 @@ def test_rollout_starts_where_the_answer_is_read() -> None:
     torch.testing.assert_close(rollout(distilled, image)[0], expected, atol=1e-6, rtol=1e-4)
 
 
+def test_class_token_and_patches_both_answer_in_cls_mean() -> None:
+    image = torch.randn(1, 3, 24, 40)
+    model = tiny_vit(pooling="cls_mean", num_registers=1)
+    joint = rollout_by_hand(model, image, "mean", 0)
+    expected = (joint[0, 2:] + joint[2:, 2:].mean(0)).reshape(3, 5) / 2
+    torch.testing.assert_close(rollout(model, image)[0], expected, atol=1e-6, rtol=1e-4)
+    mean = tiny_vit(pooling="mean", num_registers=1)
+    expected = rollout_by_hand(mean, image, "mean", 0)[2:, 2:].mean(0).reshape(3, 5)
+    torch.testing.assert_close(rollout(mean, image)[0], expected, atol=1e-6, rtol=1e-4)
+    headless = tiny_vit(distill_token=True, num_classes=0)  # pools the class token alone
+    expected = rollout_by_hand(headless, image, "mean", 0)[0, 2:].reshape(3, 5)
+    torch.testing.assert_close(rollout(headless, image)[0], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_equal_weights_stay_together() -> None:
+    model = tiny_vit(depth=1)
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.zero_()
+        model.blocks[0].attn.qkv.bias.zero_()
+    image = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(rollout(model, image, discard=0.5), rollout(model, image))
+
+
+def test_gradients_are_found_in_inference_mode_too() -> None:
+    model, image = tiny_vit(), torch.randn(1, 3, 32, 32)
+    expected = attribution(model, image)
+    with torch.inference_mode():
+        torch.testing.assert_close(attribution(model, image.clone()), expected)
+
+
 def test_padding_has_no_part_in_it() -> None:
     image, sizes = torch.randn(2, 3, 32, 32), [(32, 32), (16, 24)]
+    together = rollout(tiny_vit(), image, sizes=sizes, discard=0.5)
+    alone = rollout(tiny_vit(), image[1:, :, :16, :24], discard=0.5)
+    torch.testing.assert_close(together[1, :2, :3], alone[0], atol=1e-5, rtol=1e-4)
     for changes in ({}, {"class_token": False, "pooling": "mean"}):
         model = tiny_vit(**changes)
         for function in (rollout, attribution):
@@ -96,6 +132,17 @@ def test_what_makes_no_sense_is_refused() -> None:
         rollout(tiny_vit(), image, discard=1)
     with pytest.raises(PatchlightError, match="needs a model with a head"):
         attribution(tiny_vit(num_classes=0), image)
-    for classes in (5, -1, [0, 1], [0.5]):
+    for classes in (5, -1, [0, 1], [0.5], {0}):
         with pytest.raises(PatchlightError, match="from 0 to 4"):
             attribution(tiny_vit(), image, classes)  # type: ignore[arg-type]
+
+
+def test_classes_may_be_named_where_the_checkpoint_has_labels(tmp_path: Path) -> None:
+    model, image = tiny_vit(), torch.randn(2, 3, 32, 32)
+    loaded = load(save(model, tmp_path / "model", labels=["ant", "bee", "cat", "dog", "elk"]))
+    assert torch.equal(attribution(loaded, image, "cat"), attribution(model, image, 2))
+    assert torch.equal(attribution(loaded, image, ["elk", "ant"]), attribution(model, image, [4, 0]))
+    with pytest.raises(PatchlightError, match="did you mean 'cat'"):
+        attribution(loaded, image, "cats")
+    with pytest.raises(PatchlightError, match="no labels; give the number"):
+        attribution(model, image, "cat")

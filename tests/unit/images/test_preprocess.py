@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from PIL import Image
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
-from patchlight.images.decode import decode
+from patchlight.images.decode import ImageError, decode
 from patchlight.images.preprocess import Preprocess, from_timm, from_transformers
 
 IDENTITY = {"mean": (0, 0, 0), "std": (1, 1, 1)}
@@ -137,10 +138,9 @@ def test_arrays_images_and_decoded_are_the_same() -> None:
         np.zeros((4, 4, 4), np.uint8),
         np.zeros((0, 4, 3), np.uint8),
         np.zeros((4, 4, 3), np.float32),
-        "a.jpg",
         None,
     ],
-    ids=["grey", "rgba", "empty", "float", "path", "none"],
+    ids=["grey", "rgba", "empty", "float", "none"],
 )
 def test_other_things_are_refused(photo: Any) -> None:
     with pytest.raises(PatchlightError, match="photo is"):
@@ -388,3 +388,17 @@ def test_transformers_settings(values: dict[str, Any], config: dict[str, Any]) -
 def test_transformers_settings_that_cannot_be_followed(values: dict[str, Any], field: str) -> None:
     with pytest.raises(PatchlightError, match=field):
         from_transformers(values)
+
+
+def test_a_path_is_read_upright(tmp_path: Path) -> None:
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8))
+    exif = photo.getexif()
+    exif[0x0112] = 6
+    photo.save(tmp_path / "turned.png", exif=exif)
+    preprocess = Preprocess(PreprocessConfig(image_size=16))
+    image, view = preprocess(tmp_path / "turned.png")
+    assert view.source_size == (50, 30)
+    assert torch.equal(image, preprocess(str(tmp_path / "turned.png"))[0])
+    assert torch.equal(image, preprocess(photo.transpose(Image.Transpose.ROTATE_270))[0])
+    with pytest.raises(ImageError, match="missing"):
+        preprocess("a.jpg")

@@ -52,7 +52,7 @@ def test_any_number_of_channels() -> None:
         (torch.zeros(1, 32, 32, 3), r"image.permute\(0, 3, 1, 2\) puts the channels first"),
         (torch.zeros(3, 32, 32), r"image\[None\] adds the batch axis"),
         (torch.zeros(1, 3, 0, 32), "expected"),
-        (np.zeros((1, 3, 32, 32)), "the image is a ndarray; the model takes a tensor"),
+        (np.zeros((1, 3, 32, 32)), "the image is of type ndarray; the model takes a tensor"),
         (torch.zeros(1, 1, 32, 32), r"\(1, 1, 32, 32\)"),
         (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "the image is torch.uint8"),
         (torch.zeros(1, 3, 33, 32), "do not divide an image of 33x32; 32x32 would do"),

@@ -1,0 +1,1 @@
+"""Training: from scratch, fine-tuning, distillation; stopped anywhere and resumed exactly."""

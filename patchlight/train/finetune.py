@@ -1,0 +1,68 @@
+"""Which recipe suits one's own photos: how much of a checkpoint to let learn, by how much there is to learn from."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from patchlight.images.augment import AugmentConfig
+from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.train.data import Dataset
+from patchlight.weights.load import Loaded
+
+FEW, MANY = 1_000, 20_000
+"""Photos up to which the head alone learns, and from which on the whole model does."""
+
+STEPS = {"probe": 1_000, "partial": 2_000, "full": 6_000}
+"""At most; small sets are seen this many times at the least:"""
+EPOCHS = {"probe": 20, "partial": 15, "full": 10}
+
+
+@dataclass(frozen=True)
+class Choice:
+    config: TrainConfig
+    why: str
+    """One sentence for the user."""
+
+
+def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation: str | None = None) -> Choice:
+    """Settings to fine-tune a checkpoint on a set of labelled photos."""
+    count, classes = len(training), len(training.classes)
+    kind = "probe" if count <= FEW else "partial" if count < MANY else "full"
+    depth = loaded.config.depth
+    learning_blocks = {"probe": 0, "partial": max(1, depth // 3), "full": None}[kind]
+    batch_size = 2 * max(1, min(256, 2 ** round(max(3.0, (count / 20)) ** 0.5).bit_length()) // 2)
+    epochs = max(EPOCHS[kind], min(100, round(STEPS[kind] * batch_size / max(1, count))))
+    what = {
+        "probe": "the head alone learns, on frozen features: more would learn the photos by heart",
+        "partial": f"the last {learning_blocks} of {depth} blocks learn, the earlier ones stay as they are",
+        "full": "the whole model learns, earlier blocks more slowly",
+    }[kind]
+    config = TrainConfig(
+        model=dataclasses.replace(
+            loaded.config, num_classes=classes, head_hidden=0, drop_path=0.1 if kind == "full" else 0.0
+        ),
+        data=DataConfig(train=photos, validation=validation, validation_share=0.2 if count < 500 else 0.1),
+        preprocess=loaded.preprocess.config,
+        augment=AugmentConfig(
+            crop="resized",
+            area=(0.6, 1.0) if kind == "probe" else (0.35, 1.0),
+            colour=0.1 if kind == "probe" else 0.3,
+            policy="none" if kind == "probe" else "trivial",
+            mix=0.5 if kind == "full" else 0.0,
+            mixup=0.2 if kind == "full" else 0.0,
+            cutmix=1.0 if kind == "full" else 0.0,
+        ),
+        optim=OptimConfig(
+            lr={"probe": 3e-3, "partial": 3e-4, "full": 5e-4}[kind],
+            weight_decay=0.0 if kind == "probe" else 0.05,
+            layer_decay=1.0 if kind == "probe" else 0.75,
+            warmup=0.1,
+        ),
+        start=str(loaded.provenance.source),
+        learning_blocks=learning_blocks,
+        epochs=float(epochs),
+        batch_size=batch_size,
+        label_smoothing=0.1 if kind == "full" else 0.0,
+        evaluate_every=max(1.0, epochs / 10),
+        checkpoint_every=200,
+    )
+    return Choice(config, f"{count:,} photos in {classes} classes: {what}; {epochs} epochs, batches of {batch_size}")

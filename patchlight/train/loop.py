@@ -1,0 +1,330 @@
+"""The training loop, top to bottom: read, vary, learn, evaluate, save; and go on exactly where it was stopped.
+
+Nothing random is left to chance: the order of the photos and how each is varied derive from (seed, epoch, sample), what
+the model draws itself (stochastic depth) from (seed, step). The position of a run is its step.
+"""
+
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from patchlight.errors import PatchlightError
+from patchlight.models.vit import ViT
+from patchlight.train.checkpoint import read_newest, write_checkpoint
+from patchlight.train.config import TrainConfig
+from patchlight.train.data import Batch, Dataset, batches, evaluation_batches, open_dataset, split, subset
+from patchlight.train.evaluate import Evaluation, evaluate
+from patchlight.train.objective import BothHeads, Classification, Teacher, loaded_teacher
+from patchlight.train.optim import WeightAverage, learning_rate, make_optimizer
+from patchlight.train.processes import Processes, find_processes
+from patchlight.train.publish import publish
+from patchlight.train.run_folder import RunFolder
+from patchlight.train.scan import scan
+from patchlight.train.step import Step
+from patchlight.weights.load import load
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop tells whoever watches."""
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float
+    images_per_second: float
+    accuracy: float | None
+    """Of the last evaluation."""
+
+
+class Stopped(Exception):  # noqa: N818
+    """The run was asked to stop and can be resumed; `.signal` says by what."""
+
+    def __init__(self, folder: Path, step: int, signal_number: int) -> None:
+        super().__init__(f"stopped after step {step}; go on with: --out {folder} --resume")
+        self.signal = signal_number
+
+
+def train(
+    config: TrainConfig,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    device: str | None = None,
+    teacher: Teacher | None = None,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Train as the config says into the folder `out`, which `patchlight.load` takes afterwards.
+
+    With `resume` an interrupted run goes on to the very weights that it would have reached; one that is finished is
+    evaluated again. `teacher` is for distillation, where the config names none that `load` knows. `watch` hears of the
+    progress, `tell` of everything that deserves a line.
+    """
+    folder = RunFolder(out)
+    with find_processes(device) as processes, folder.held() if processes.is_first else contextlib.nullcontext():
+        if processes.is_first:
+            folder.check(config, resume=resume)
+        processes.wait()
+        return _train(config, folder, processes, teacher, watch, tell if processes.is_first else lambda line: None)
+
+
+def _train(
+    config: TrainConfig,
+    folder: RunFolder,
+    processes: Processes,
+    teacher: Teacher | None,
+    watch: Callable[[Progress], None],
+    tell: Callable[[str], None],
+) -> Evaluation:
+    # The photos. Everything that is wrong with them is said before the first step.
+    training, validation = open_photos(config, tell)
+    if len(training.classes) != config.model.num_classes:
+        raise PatchlightError(
+            f"{config.data.train}: has {len(training.classes)} classes, the model {config.model.num_classes}; "
+            f"--set model.num_classes={len(training.classes)}"
+        )
+    steps = max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size))
+    steps_an_epoch = len(training) * config.augment.repeats / config.batch_size
+    processes.check_batch(config)
+
+    # The model, who teaches it, and how it moves.
+    torch.manual_seed(config.seed)
+    vit = make_model(config, tell).to(processes.device)
+    if config.distill is not None and teacher is None:
+        teacher = loaded_teacher(load(config.distill.teacher, device=str(processes.device)), training.classes)
+    objective = Classification(config, teacher)
+    model = processes.spread(BothHeads(vit), config)
+    optimizer = make_optimizer(vit, config.optim, capturable=processes.device.type == "cuda")
+    average = None if config.ema is None else WeightAverage(vit, config.ema)
+    update = Step(model, objective.loss, optimizer, average, config, processes)
+
+    # Where it stands.
+    start, seconds, accuracy, bad_losses = 0, 0.0, None, 0
+    newest = read_newest(folder.checkpoints)
+    if newest is not None:
+        start, state, notes = newest
+        for note in notes:
+            tell(note)
+        _check_same_data(state["data"], training)
+        processes.load_state(vit, optimizer, state)
+        if average is not None:
+            average.load_state_dict(state["average"])
+        seconds, accuracy = state["seconds"], state["accuracy"]
+        tell(f"going on after step {start} of {steps}")
+    if processes.is_first:
+        folder.begin(config)
+        folder.forget_after(start)
+
+    def save(step: int) -> None:
+        weights, moments = processes.gather_state(vit, optimizer)
+        if processes.is_first:
+            state = {
+                "model": weights,
+                "optimizer": moments,
+                "average": None if average is None else average.state_dict(),
+                "data": training.fingerprint(),
+                "config": config.to_dict(),
+                "seconds": seconds + time.perf_counter() - began,
+                "accuracy": accuracy,
+            }
+            write_checkpoint(folder.checkpoints, step, state)
+        processes.wait()
+
+    def current() -> ViT:
+        """The model as it is to be judged and published: the average, where there is one."""
+        shown = ViT(config.model).to(processes.device).eval()
+        shown.load_state_dict(processes.gather_state(vit, None)[0] if average is None else average.state_dict())
+        return shown
+
+    def judge(shown: ViT) -> Evaluation:
+        with torch.inference_mode(), processes.autocast(config):
+            images = evaluation_batches(
+                validation,
+                batch_size=min(1000, config.batch_size),
+                preprocess=config.preprocess,
+                workers=config.data.workers,
+                device=processes.device,
+            )
+            return evaluate(shown, images, training.classes)
+
+    began = time.perf_counter()
+    stream = batches(
+        training,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        repeats=config.augment.repeats,
+        start_step=start,
+        steps=steps - start,
+        rank=processes.rank,
+        world=processes.world,
+        image_size=config.model.image_size,
+        augment=config.augment,
+        preprocess=config.preprocess,
+        workers=config.data.workers,
+        device=processes.device,
+    )
+    next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
+    # Random parts of photos in files are cut by whoever reads them, from their full size.
+    cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
+    losses: list[float] = []
+    with asked_to_stop() as asked, contextlib.closing(_micro_batches(stream, config.accumulate)) as parts:
+        for step in range(start, steps):
+            update.optimizer.set_lr(learning_rate(step, steps, config.optim))
+            torch.manual_seed(_step_seed(config.seed, step, processes.rank))
+            loss = 0.0
+            for part in range(config.accumulate):
+                inputs = objective.prepare(next(parts), cropped=cut_by_reader)
+                loss += update.learn(inputs, last=part == config.accumulate - 1)
+            loss = processes.mean(loss)
+            if math.isfinite(loss):
+                update.move(step)
+                bad_losses = 0
+            else:
+                update.forget()
+                bad_losses += 1
+                tell(f"step {step + 1}: the loss is {loss}; the step is left out ({bad_losses} in a row)")
+                if bad_losses >= config.bad_losses:
+                    raise PatchlightError(
+                        f"{folder.path}: {bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
+                        "lower optim.lr, or lengthen optim.warmup, in a new folder"
+                    )
+            losses.append(loss)
+            done = step + 1
+            if processes.is_first and (done % config.log_every == 0 or done == steps):
+                finite = [each for each in losses if math.isfinite(each)]
+                mean_loss = sum(finite) / len(finite) if finite else math.nan
+                elapsed = seconds + time.perf_counter() - began
+                rate = (done - start) * config.batch_size / (time.perf_counter() - began)
+                epoch = done / steps_an_epoch
+                folder.log(step=done, epoch=round(epoch, 4), loss=mean_loss, images_per_second=rate, seconds=elapsed)
+                watch(Progress(done, steps, epoch, mean_loss, rate, accuracy))
+                losses.clear()
+            if done >= next_evaluation and done < steps:
+                next_evaluation = _next_multiple(done, steps_an_epoch * config.evaluate_every)
+                shown = current()  # by all processes together, where each holds a part
+                if processes.is_first:
+                    accuracy = judge(shown).accuracy
+                    elapsed = seconds + time.perf_counter() - began
+                    folder.log(step=done, epoch=round(done / steps_an_epoch, 4), accuracy=accuracy, seconds=elapsed)
+                processes.wait()
+            stop = processes.agree(asked.signal)
+            if stop or done % config.checkpoint_every == 0:
+                save(done)
+            if stop:
+                raise Stopped(folder.path, done, stop)
+
+        if start < steps:
+            save(steps)
+    shown = current()
+    result = judge(shown)
+    seconds += time.perf_counter() - began
+    if processes.is_first:
+        folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), accuracy=result.accuracy, seconds=seconds)
+        publish(folder, shown.cpu(), config, training, result, seconds, processes.hardware())
+    processes.wait()
+    return result
+
+
+def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Dataset, Dataset]:
+    """The training and the validation photos, without those that cannot be read."""
+    training = open_dataset(config.data.train)
+    validation = None
+    if config.data.validation is not None:
+        validation = open_dataset(config.data.validation, "validation")
+    found = scan(training, validation, workers=config.data.workers)
+    for problem in found.problems:
+        tell(problem)
+    if found.fatal:
+        raise PatchlightError("; ".join(found.fatal))
+    training = found.clean(training)
+    if validation is None:
+        training, validation = split(training, config.data.validation_share)
+    else:
+        validation = found.clean_validation(validation)
+    if config.data.train_share < 1:
+        training = subset(training, config.data.train_share)
+    tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by, {len(training.classes)} classes")
+    return training, validation
+
+
+def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:
+    """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can."""
+    if config.start is None:
+        vit = ViT(config.model)
+    else:
+        loaded = load(config.start, num_classes=config.model.num_classes, image_size=config.model.image_size)
+        vit = ViT(config.model)
+        try:
+            vit.load_state_dict(loaded.model.state_dict())
+        except RuntimeError as error:
+            raise PatchlightError(
+                f"{config.start}: does not fit the model in the settings ({str(error).splitlines()[-1].strip()})"
+            ) from None
+        for note in loaded.notes:
+            tell(note)
+    if config.learning_blocks is not None:
+        vit.requires_grad_(False)
+        learning: list[nn.Module | None] = [vit.head, vit.distill_head]
+        if config.learning_blocks:
+            learning += [vit.norm, *list(vit.blocks)[-config.learning_blocks :]]
+        for module in learning:
+            if module is not None:
+                module.requires_grad_(True)
+    return vit.train()
+
+
+@dataclass
+class _Asked:
+    signal: int = 0
+
+
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[_Asked]:
+    """SIGINT and SIGTERM ask for a stop after the step; a second one does what it always does."""
+    asked = _Asked()
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.signal:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        asked.signal = number
+
+    try:
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone hears signals
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _micro_batches(stream: Iterator[Batch], parts: int) -> Generator[Batch]:
+    for batch in stream:
+        yield from (Batch(*part) for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True))
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    return (seed * 1_000_003 + step) * 1_009 + rank
+
+
+def _next_multiple(step: int, interval: float) -> int:
+    """The first step after `step` that completes a multiple of the interval."""
+    return math.ceil((math.floor(step / interval + 1e-9) + 1) * interval - 1e-9)
+
+
+def _check_same_data(fingerprint: str, training: Dataset) -> None:
+    if fingerprint != training.fingerprint():
+        raise PatchlightError("the training photos have changed since the run was begun; start a new run")

@@ -1,0 +1,150 @@
+"""One process or many: what a run needs to know of the others. `torchrun` starts them and tells them by environment."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from patchlight.errors import PatchlightError
+from patchlight.models.vit import ViT
+from patchlight.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all have come here."""
+        if self.world > 1:
+            dist.barrier()
+
+    def mean(self, value: float) -> float:
+        """Over the processes, so that all decide alike."""
+        return float(self._reduced(value, dist.ReduceOp.SUM)) / self.world if self.world > 1 else value
+
+    def agree(self, number: int) -> int:
+        """The largest number that any of them holds."""
+        return int(self._reduced(number, dist.ReduceOp.MAX)) if self.world > 1 else number
+
+    def _reduced(self, value: float, operation: Any) -> float:
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, operation)
+        return tensor.item()
+
+    def check_batch(self, config: TrainConfig) -> None:
+        if config.batch_size % (self.world * config.accumulate):
+            raise PatchlightError(
+                f"batch_size={config.batch_size} is not divided by {self.world} processes times accumulate="
+                f"{config.accumulate}; choose a batch size that is"
+            )
+        if config.augment.mix and config.batch_size // (self.world * config.accumulate) % 2:
+            raise PatchlightError(
+                "photos are mixed in pairs, so that every process needs an even number; change batch_size"
+            )
+        if config.sharded and (config.ema is not None or config.optim.name == "muon"):
+            raise PatchlightError("sharded=True goes with optim.name='adamw' and ema=None; change those")
+
+    def autocast(self, config: TrainConfig) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
+
+    def spread(self, model: nn.Module, config: TrainConfig) -> nn.Module:
+        """The model as all processes train it together, compiled where asked for."""
+        vit: Any = model.vit
+        if config.sharded and self.world > 1:
+            from torch.distributed.fsdp import fully_shard
+
+            for block in vit.blocks:
+                fully_shard(block)
+            fully_shard(model)
+        if config.compile:
+            model.compile()
+        if self.world > 1 and not config.sharded:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            # The two heads are asked apart or together, and one of them may go unused.
+            model = nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+        return model
+
+    def gather_state(self, vit: ViT, optimizer: Any | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The weights and the optimizer's moments, whole, on every process."""
+        if self.world > 1 and any(_is_sharded(parameter) for parameter in vit.parameters()):
+            weights = {name: _whole(value) for name, value in vit.state_dict().items()}
+            return weights, None if optimizer is None else _map_tensors(optimizer.state_dict(), _whole)
+        return dict(vit.state_dict()), None if optimizer is None else optimizer.state_dict()
+
+    def load_state(self, vit: ViT, optimizer: Any, state: dict[str, Any]) -> None:
+        """The inverse, from a checkpoint."""
+        vit.load_state_dict(_cut_like(state["model"], vit.state_dict()))
+        optimizer.load_state_dict(_cut_like(state["optimizer"], optimizer.state_dict()))
+
+    def hardware(self) -> str:
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+        else:
+            name = f"{self.device.type.upper()} ({torch.get_num_threads()} threads)"
+        return name if self.world == 1 else f"{self.world} x {name}"
+
+
+@contextlib.contextmanager
+def find_processes(device: str | None) -> Iterator[Processes]:
+    """Join the run's other processes if torchrun started us, and leave them at the end."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cuda":
+        kind = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    try:
+        chosen = torch.device(kind)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise PatchlightError(f"device={kind!r} cannot be used here ({str(error).splitlines()[0]})") from None
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if world > 1:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, world, chosen)
+    finally:
+        if world > 1:
+            dist.destroy_process_group()
+
+
+def _is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if _is_sharded(value) else value
+
+
+def _cut_like(whole: Any, example: Any) -> Any:
+    """Each process's part of whole tensors, where the example is sharded; everything else as it is."""
+    if isinstance(example, dict):
+        return {name: _cut_like(each, example.get(name)) for name, each in whole.items()}
+    if isinstance(example, list | tuple):
+        return [_cut_like(each, part) for each, part in zip(whole, example, strict=True)]
+    if not _is_sharded(example):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(example.device), example.device_mesh, example.placements)
+
+
+def _map_tensors(value: Any, change: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _map_tensors(each, change) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_tensors(each, change) for each in value]
+    return change(value)

@@ -1,0 +1,37 @@
+"""Recipes: Python modules with `config() -> TrainConfig`, and where they distil from a teacher of their own,
+`teacher(out, device) -> Callable`, which gives logits_BK for images_BCHW with values from 0 to 1."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from patchlight.errors import PatchlightError
+from patchlight.train.config import TrainConfig
+
+
+def read_recipe(path: str) -> ModuleType:
+    """The module at `path`; running it is the point, so take recipes from people you trust."""
+    file = Path(path)
+    if not file.is_file():
+        raise PatchlightError(f"{path}: there is no such recipe; name a Python file such as recipes/cifar10.py")
+    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise PatchlightError(f"{path}: is no Python file; a recipe is a module with config() -> TrainConfig")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise PatchlightError(f"{path}: cannot be run ({error})") from None
+    if not callable(getattr(module, "config", None)):
+        raise PatchlightError(f"{path}: has no function config() that returns a TrainConfig")
+    return module
+
+
+def recipe_config(module: ModuleType, changes: dict[str, Any]) -> TrainConfig:
+    config = module.config()
+    if not isinstance(config, TrainConfig):
+        raise PatchlightError(f"{module.__file__}: config() gave {config!r:.60}, not a TrainConfig")
+    return config.changed(changes)

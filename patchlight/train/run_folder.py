@@ -1,0 +1,129 @@
+"""The folder of a run: who may write to it, its metrics, and what a resumed run finds there.
+
+RUN/run.json           the settings
+RUN/metrics.jsonl      a line for every few steps, and for every evaluation
+RUN/checkpoints/       the two newest (see checkpoint.py)
+RUN/config.json, model.safetensors, README.md    the model, for `patchlight.load("RUN")`
+RUN/curves.png         where matplotlib is installed
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from patchlight.errors import PatchlightError
+from patchlight.train.config import TrainConfig
+
+
+class RunFolder:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.settings = self.path / "run.json"
+        self.metrics = self.path / "metrics.jsonl"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """One process trains in a folder at a time; a lock goes with its process, however that ends.
+
+        A folder that was made for a run which never began goes away again.
+        """
+        made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise PatchlightError(f"{self.path}: cannot be written ({error.strerror}); name another folder") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise PatchlightError(
+                    f"{self.path}: another process is training there; wait, or name another"
+                ) from None
+            try:
+                yield
+            finally:
+                if made and not self.settings.exists():
+                    (self.path / ".lock").unlink()
+                    with contextlib.suppress(OSError):
+                        self.path.rmdir()
+
+    def check(self, config: TrainConfig, *, resume: bool) -> None:
+        """Refuse a folder that holds other things, or a run that this one would not go on with."""
+        if not self.settings.exists():
+            others = [each.name for each in self.path.iterdir() if each.name != ".lock"]
+            if others:
+                raise PatchlightError(f"{self.path}: holds {others[0]}, but no run; name an empty or a new folder")
+        elif not resume:
+            raise PatchlightError(f"{self.path}: holds a run already; go on with --resume, or name another folder")
+        else:
+            begun = self.config()
+            changed = [name for name in _flat(config) if _flat(begun).get(name) != _flat(config)[name]]
+            # What cannot change the result may change.
+            changed = [name for name in changed if name not in ("data.workers", "checkpoint_every", "log_every")]
+            if changed:
+                name = changed[0]
+                raise PatchlightError(
+                    f"{self.path}: was begun with {name}={_flat(begun).get(name)!r}, not {_flat(config)[name]!r}; "
+                    "resume with the same settings, or name another folder"
+                )
+
+    def begin(self, config: TrainConfig) -> None:
+        """From here on the folder is this run's."""
+        if not self.settings.exists():
+            self.replace("run.json", config.to_json().encode())
+
+    def config(self) -> TrainConfig:
+        try:
+            return TrainConfig.from_json(self.settings.read_text())
+        except OSError as error:
+            raise PatchlightError(f"{self.settings}: cannot be read ({error.strerror})") from None
+
+    def log(self, **values: Any) -> None:
+        """One line; numbers that are none are written as null, which JSON has."""
+        clean = {name: value if value == value else None for name, value in values.items()}
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(clean) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break  # cut off by a kill; what follows a cut cannot be there
+        return rows
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of steps that are going to be done again."""
+        rows = [row for row in self.rows() if row["step"] <= step]
+        self.replace("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def replace(self, name: str, content: bytes) -> None:
+        """A file whole or not at all."""
+        temporary = self.path / f".{name}.tmp"
+        try:
+            temporary.write_bytes(content)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise PatchlightError(f"{self.path / name}: could not be written ({error.strerror})") from None
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+        else:
+            flat[name] = value
+    return flat

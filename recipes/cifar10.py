@@ -1,0 +1,44 @@
+"""CIFAR-10 from scratch with a plain ViT: patches, no convolutional stem, no other data.
+
+    python recipes/fetch_cifar10.py data/cifar10
+    patchlight train recipes/cifar10.py --out runs/cifar10
+
+384 wide, 8 deep, patches of 4 pixels, QK-norm, mean of the patches; Muon for the matrices; flips, shifts, one random
+change of a TrivialAugment kind, Mixup or CutMix for half of the pairs.
+"""
+
+from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.images.augment import AugmentConfig
+from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+
+
+def config() -> TrainConfig:
+    return TrainConfig(
+        model=ViTConfig(
+            image_size=32,
+            patch_size=4,
+            width=384,
+            depth=8,
+            num_heads=6,
+            qk_norm=True,
+            class_token=False,
+            pooling="mean",
+            mlp="gelu_tanh",
+            drop_path=0.1,
+            num_classes=10,
+        ),
+        data=DataConfig(train="data/cifar10", validation="data/cifar10"),
+        preprocess=PreprocessConfig(
+            image_size=32, resize="squash", crop_pct=1.0, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
+        ),
+        augment=AugmentConfig(crop="pad", pad=4, policy="trivial", mix=0.5, mixup=0.8, cutmix=1.0),
+        optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, weight_decay=0.05, warmup=0.05, clip_grad=None),
+        epochs=120.0,
+        batch_size=512,
+        label_smoothing=0.1,
+        ema=0.999,
+        precision="bfloat16",
+        compile=True,
+        evaluate_every=30.0,
+        checkpoint_every=5_000,
+    )

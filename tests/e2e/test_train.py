@@ -1,0 +1,112 @@
+"""Training as a user runs it: the command, stopped and resumed, mistakes in one line."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models_at_random import tiny_vit
+from patchlight.train.checkpoint import fingerprint
+from patchlight.weights.load import load
+from patchlight.weights.save import save
+
+RECIPE = """
+from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.train.config import DataConfig, TrainConfig
+
+
+def config():
+    return TrainConfig(
+        model=ViTConfig(image_size=16, patch_size=8, width=16, depth=1, num_heads=2, num_classes=2),
+        data=DataConfig(train="photos", workers=0),
+        preprocess=PreprocessConfig(image_size=16),
+        epochs=20.0,
+        batch_size=4,
+        log_every=5,
+    )
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for name, level in {"dark": 0, "light": 120}.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(10):
+            pixels = generator.integers(level, level + 120, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "patchlight", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_train_evaluate_and_load(folder: Path) -> None:
+    done = run(folder, "train", "recipe.py", "--set", "optim.lr=3e-3", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("run: accuracy ")
+    assert "18 photos to learn from, 2 to judge by, 2 classes" in done.stderr
+    assert load(folder / "run").labels == ("dark", "light")
+    judged = run(folder, "evaluate", "run", "photos", "--json")
+    assert judged.returncode == 0, judged.stderr
+    assert json.loads(judged.stdout)["accuracy"] >= 0.9
+    again = run(folder, "train", "recipe.py", "--out", "run")
+    assert again.returncode == 2
+    assert again.stderr == "patchlight: run: holds a run already; go on with --resume, or name another folder\n"
+
+
+def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
+    long = ["train", "recipe.py", "--set", "epochs=300", "--set", "checkpoint_every=20"]
+    command = [sys.executable, "-m", "patchlight", *long, "--out", "stopped"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+        metrics = folder / "stopped" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text()):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--out stopped --resume" in error
+    assert run(folder, *long, "--out", "stopped", "--resume").returncode == 0
+    assert run(folder, *long, "--out", "whole").returncode == 0
+    ended = [fingerprint(load(folder / name).model.state_dict()) for name in ("stopped", "whole")]
+    assert ended[0] == ended[1]
+
+
+def test_finetune_says_what_it_chose(folder: Path) -> None:
+    save(tiny_vit(image_size=16, num_classes=0), folder / "start")
+    done = run(folder, "finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=30")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("20 photos in 2 classes: the head alone learns, on frozen features")
+    mine = load(folder / "mine").model
+    assert fingerprint(mine.blocks.state_dict()) == fingerprint(load(folder / "start").model.blocks.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "no.py", "--out", "run"], "no.py: there is no such recipe"),
+        (["train", "recipe.py", "--set", "optim.rate=1", "--out", "run"], "unknown setting 'rate' for OptimConfig"),
+        (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' for TrainConfig"),
+        (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "nowhere"),
+        (["train", "recipe.py", "--device", "abacus", "--out", "run"], "device='abacus' cannot be used here"),
+        (["train", "recipe.py", "--out", "recipe.py"], "recipe.py: "),
+        (["finetune", "photos", "--model", "nowhere", "--out", "run"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert not (folder / "run").exists()
