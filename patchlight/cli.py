@@ -249,8 +249,8 @@ def finetune(
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = _parse_values(settings or [])
 
-    from patchlight.train.data import open_dataset
     from patchlight.train.finetune import choose_recipe
+    from patchlight.train.sources import open_dataset
     from patchlight.weights.load import load
 
     choice = choose_recipe(load(model), photos, open_dataset(photos), validation=validation)

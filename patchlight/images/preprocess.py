@@ -41,22 +41,36 @@ class Preprocess:
             decoded = photo
         else:
             decoded = decode(photo if isinstance(photo, str | os.PathLike) else _to_pil(photo))
-        config = self.config
-        resized_size = self._resized_size(decoded.source_size)
-        view = View.centred(
-            decoded.source_size,
-            resized_size,
-            config.image_size if config.crop != "none" else resized_size,
-            half="floor" if config.crop == "floor" else "round",
-            orientation=decoded.orientation,
-        )
-        level_HWC = self._resized_and_cropped(decoded, resized_size, view)
+        level_HWC, view = self.levels(decoded)
         # numpy, since torch wakes all its threads for so few numbers
         image_CHW = np.array(level_HWC.transpose(2, 0, 1), np.float32, order="C")
         image_CHW /= np.float32(255)
-        image_CHW -= np.array(config.mean, np.float32).reshape(3, 1, 1)
-        image_CHW /= np.array(config.std, np.float32).reshape(3, 1, 1)
+        image_CHW -= np.array(self.config.mean, np.float32).reshape(3, 1, 1)
+        image_CHW /= np.array(self.config.std, np.float32).reshape(3, 1, 1)
         return torch.from_numpy(image_CHW), view
+
+    def levels(self, photo: Decoded) -> tuple[npt.NDArray[Any], View]:
+        """HWC from 0 to 255, before it is normalised, and its view: uint8, or float32 with `resize_in="floats"`."""
+        config = self.config
+        resized_size = self._resized_size(photo.source_size)
+        view = View.centred(
+            photo.source_size,
+            resized_size,
+            config.image_size if config.crop != "none" else resized_size,
+            half="floor" if config.crop == "floor" else "round",
+            orientation=photo.orientation,
+        )
+        return self._resized_and_cropped(photo, resized_size, view), view
+
+    def part(self, photo: Decoded, box: Box) -> npt.NDArray[Any]:
+        """This box of the photo, in pixels of the source, resized to `image_size`: HWC as in `levels`."""
+        # The decoded image may be smaller than the photo, and end in the middle of a pixel.
+        image, region, (rows, columns) = photo.image, photo.region, photo.source_size
+        part = box.scaled((region.height / rows, region.width / columns))
+        part = Box(
+            part.left + region.left, part.top + region.top, part.right + region.left, part.bottom + region.top
+        ).clip((image.height, image.width))
+        return self._resized(image, self.config.image_size, part)
 
     def _resized_size(self, source_size: Size) -> Size:
         match self.config.resize:
@@ -70,7 +84,7 @@ class Preprocess:
                 return source_size
 
     def _resized_and_cropped(self, decoded: Decoded, resized_size: Size, view: View) -> npt.NDArray[Any]:
-        """Levels from 0 to 255 of the model's size: uint8, or float32 with `resize_in="floats"`."""
+        """What the model sees, see `levels`."""
         top, left = round(-view.offset[0]), round(-view.offset[1])
         (height, width), (rows, columns) = view.model_size, resized_size
         # The part of the resized image that the model sees, and the part of the model's image that it fills.

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
-from patchlight.train.data import evaluation_batches, open_dataset
+from patchlight.train.data import evaluation_batches
 from patchlight.train.scan import scan
+from patchlight.train.sources import open_dataset
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 

@@ -21,7 +21,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.train.checkpoint import read_newest, write_checkpoint
 from patchlight.train.config import TrainConfig
-from patchlight.train.data import Batch, Dataset, batches, evaluation_batches, open_dataset, split, subset
+from patchlight.train.data import Batch, Dataset, batches, evaluation_batches, split, subset
 from patchlight.train.evaluate import Evaluation, evaluate
 from patchlight.train.objective import BothHeads, Classification, Teacher, loaded_teacher
 from patchlight.train.optim import WeightAverage, learning_rate, make_optimizer
@@ -29,6 +29,7 @@ from patchlight.train.processes import Processes, find_processes
 from patchlight.train.publish import publish
 from patchlight.train.run_folder import RunFolder
 from patchlight.train.scan import scan
+from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
 from patchlight.weights.load import load
 
@@ -110,6 +111,7 @@ def _train(
 
     # Where it stands.
     start, seconds, accuracy, bad_losses = 0, 0.0, None, 0
+    losses: list[float] = []  # since the last line of metrics
     newest = read_newest(folder.checkpoints)
     if newest is not None:
         start, state, notes = newest
@@ -119,7 +121,7 @@ def _train(
         processes.load_state(vit, optimizer, state)
         if average is not None:
             average.load_state_dict(state["average"])
-        seconds, accuracy = state["seconds"], state["accuracy"]
+        seconds, accuracy, losses = state["seconds"], state["accuracy"], state["losses"]
         tell(f"going on after step {start} of {steps}")
     if processes.is_first:
         folder.begin(config)
@@ -136,6 +138,7 @@ def _train(
                 "config": config.to_dict(),
                 "seconds": seconds + time.perf_counter() - began,
                 "accuracy": accuracy,
+                "losses": losses,
             }
             write_checkpoint(folder.checkpoints, step, state)
         processes.wait()
@@ -176,7 +179,6 @@ def _train(
     next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
     # Random parts of photos in files are cut by whoever reads them, from their full size.
     cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
-    losses: list[float] = []
     with asked_to_stop() as asked, contextlib.closing(_micro_batches(stream, config.accumulate)) as parts:
         for step in range(start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
@@ -218,7 +220,7 @@ def _train(
                     folder.log(step=done, epoch=round(done / steps_an_epoch, 4), accuracy=accuracy, seconds=elapsed)
                 processes.wait()
             stop = processes.agree(asked.signal)
-            if stop or done % config.checkpoint_every == 0:
+            if (stop or done % config.checkpoint_every == 0) and not bad_losses:
                 save(done)
             if stop:
                 raise Stopped(folder.path, done, stop)

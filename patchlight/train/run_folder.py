@@ -25,6 +25,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.settings = self.path / "run.json"
         self.metrics = self.path / "metrics.jsonl"
+        self._board: Any = None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -89,6 +90,12 @@ class RunFolder:
         clean = {name: value if value == value else None for name, value in values.items()}
         with self.metrics.open("a") as file:
             file.write(json.dumps(clean) + "\n")
+        if self._board is None:
+            self._board = _open_board(self.path / "tensorboard")
+        if self._board:
+            for name in values.keys() - {"step", "epoch", "seconds"}:
+                self._board.add_scalar(name, values[name], values["step"], values["seconds"])
+            self._board.flush()
 
     def rows(self) -> list[dict[str, Any]]:
         if not self.metrics.exists():
@@ -117,6 +124,15 @@ class RunFolder:
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise PatchlightError(f"{self.path / name}: could not be written ({error.strerror})") from None
+
+
+def _open_board(path: Path) -> Any:
+    """For tensorboard, where it is installed; False where it is not."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return False
+    return SummaryWriter(path)
 
 
 def _flat(config: TrainConfig) -> dict[str, Any]:

@@ -204,6 +204,22 @@ def test_the_way_for_long_strips_is_the_same(interpolation: Any, monkeypatch: py
         assert (image_CHW != expected).float().mean() < 0.05
 
 
+@pytest.mark.parametrize("resize_in", ["bytes", "floats"])
+def test_levels_and_parts_are_not_normalised(resize_in: Any) -> None:
+    config = PreprocessConfig(image_size=(40, 24), crop_pct=0.9, resize_in=resize_in)
+    photo = decode(smooth(120, 90))
+    level_HWC, view = Preprocess(config).levels(photo)
+    image_CHW, expected_view = Preprocess(config)(photo)
+    assert view == expected_view
+    mean_C, std_C = torch.tensor(config.mean), torch.tensor(config.std)
+    normalised_HWC = (torch.from_numpy(level_HWC.copy()).float() / 255 - mean_C) / std_C
+    torch.testing.assert_close(normalised_HWC.permute(2, 0, 1), image_CHW)
+    part_HWC = Preprocess(config).part(photo, Box(10.5, 20, 70, 99.25))
+    expected_HWC = np.asarray(photo.image.resize((24, 40), Image.Resampling.BICUBIC, (10.5, 20, 70, 99.25)))
+    assert part_HWC.dtype == level_HWC.dtype == (np.uint8 if resize_in == "bytes" else np.float32)
+    assert np.abs(part_HWC.clip(0, 255) - expected_HWC.astype(np.float32)).max() <= (0 if resize_in == "bytes" else 1)
+
+
 CONFIGS = st.builds(
     PreprocessConfig,
     image_size=st.tuples(st.integers(24, 64), st.integers(24, 64)),

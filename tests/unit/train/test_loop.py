@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,40 @@ def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
     ):
         train(settings(photos, bad_losses=3), tmp_path / "all")
     assert not (tmp_path / "all" / "model.safetensors").exists()
+
+
+def test_tensorboard_hears_of_it_where_it_is_installed(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, path: Path) -> None:
+            assert path == tmp_path / "run" / "tensorboard"
+
+        def add_scalar(self, name: str, value: float, step: int, seconds: float) -> None:
+            heard.append((name, value, step))
+
+        def flush(self) -> None:
+            pass
+
+    stand_in = types.ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    train(settings(photos), tmp_path / "run")
+    assert [value for name, value, _ in heard if name == "loss"] == losses(tmp_path / "run")
+    assert max(step for name, _, step in heard if name == "accuracy") == STEPS
+
+
+def test_lines_of_metrics_are_the_same_after_a_stop(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    config = settings(photos, log_every=5)
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(6, patch)
+        with pytest.raises(Stopped):
+            train(config, tmp_path / "stopped")
+    train(config, tmp_path / "stopped", resume=True)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
 
 
 def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) -> None:

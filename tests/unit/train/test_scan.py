@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from patchlight.images.decode import ImageError, decode
-from patchlight.train.data import SUFFIXES, Dataset, Names, open_dataset, split
+from patchlight.train.data import Dataset, Names, split
 from patchlight.train.scan import SHOWN, scan
+from patchlight.train.sources import SUFFIXES, open_dataset
 
 BAD_IMAGES = Path("/work/shared/data/bad-images")
 
