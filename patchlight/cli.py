@@ -350,6 +350,8 @@ def _usual_device() -> str:
 
 
 def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
+    from patchlight.train.data import printable
+
     low, high = result.accuracy_interval
     seen = [one for one in result.per_class if one.photos]
     typer.echo(
@@ -364,11 +366,11 @@ def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
     seen.sort(key=lambda one: (one.recall or 0.0, -one.photos))
     rows = [
         (
-            one.name if one.name.isprintable() else ascii(one.name),
+            printable(one.name),
             f"{one.photos:,}",
             f"{one.recall or 0:.1%}",
             "" if one.precision is None else f"{one.precision:.1%}",
-            "" if one.confused_with is None else f"{one.confused_with} ({one.confused:,})",
+            "" if one.confused_with is None else f"{printable(one.confused_with)} ({one.confused:,})",
         )
         for one in seen[:most]
     ]

@@ -126,6 +126,8 @@ class TrainConfig(JsonConfig):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be 1 or more")
         require(self.batch_size % self.accumulate == 0, "accumulate must divide batch_size")
         require_within(self, "label_smoothing", 0, 0.99)
+        require_within(self, "seed", 0, 2**31)
+        require(self.model.in_channels == 3, f"photos have 3 channels, the model takes {self.model.in_channels}")
         require(self.ema is None or 0 < self.ema < 1, "ema must lie between 0 and 1, or be None")
         require(self.learning_blocks is None or self.learning_blocks >= 0, "learning_blocks must be 0 or more, or None")
         require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
@@ -147,6 +149,8 @@ class TrainConfig(JsonConfig):
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         check_names(cls, values)
         nested = {name: kind for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
+        if values.get("distill") and "teacher" not in values["distill"]:
+            raise PatchlightError("distillation needs distill.teacher: what patchlight.load takes")
         return cls(**values | {name: kind.from_dict(values[name]) for name, kind in nested.items()})
 
     def changed(self, changes: dict[str, Any]) -> typing.Self:

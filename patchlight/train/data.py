@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
@@ -184,12 +185,14 @@ class Dataset:
     def with_classes(self, classes: Sequence[str]) -> "Dataset":
         """The same photos, labelled by their place among these classes: those of the training set, or of a model."""
         place = {name: index for index, name in enumerate(classes)}
-        unknown = [name for name in self.classes if name not in place]
+        has_photos = set(self.labels_N.tolist())
+        unknown = [name for k, name in enumerate(self.classes) if name not in place and k in has_photos]
         if unknown:
             raise PatchlightError(f"class {unknown[0]!r} is not among the {len(classes)} known; known: {_few(classes)}")
         dataset = self.select(range(len(self)))
         dataset.classes = tuple(classes)
-        dataset.labels_N = torch.tensor([place[name] for name in self.classes], dtype=torch.int64)[self.labels_N]
+        places = [place.get(name, -1) for name in self.classes]
+        dataset.labels_N = torch.tensor(places, dtype=torch.int64)[self.labels_N]
         return dataset
 
     def prepared(self, config: PreprocessConfig, device: torch.device | str) -> Tensor:
@@ -313,7 +316,7 @@ def batches(
     preprocess: PreprocessConfig,
     workers: int,
     device: torch.device | str,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """This rank's part of the steps from `start_step` on, on `device`; `batch_size` counts all ranks.
 
     Photos from files are cut already: with augment.crop="resized" a random part of the whole photo, else as in
@@ -342,7 +345,7 @@ def batches(
     return (Batch(*(part.to(device, non_blocking=True) for part in batch)) for batch in read)
 
 
-def _from_memory(images_NCHW: Tensor, labels_N: Tensor, stream: Iterator[Tensor]) -> Iterator[Batch]:
+def _from_memory(images_NCHW: Tensor, labels_N: Tensor, stream: Iterator[Tensor]) -> Generator[Batch, None, None]:
     for places_3B in stream:
         epochs_B, samples_B, repeats_B = places_3B.to(images_NCHW.device, non_blocking=True)
         yield Batch(images_NCHW[samples_B], labels_N[samples_B], epochs_B, samples_B, repeats_B)
@@ -462,6 +465,7 @@ def in_workers(
     if "forkserver" in methods:
         # One clean process imports torch, and every worker, also of later calls, starts from it at once.
         context.set_forkserver_preload([__name__])
+        _start_forkserver()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores
         loader: DataLoader[Any] = DataLoader(
@@ -474,7 +478,12 @@ def in_workers(
             generator=torch.Generator(),  # or it would draw from the one that dropout uses
             pin_memory=pin,
         )
-        results = iter(loader)
+        try:
+            results = iter(loader)
+        except (EOFError, ConnectionError) as error:
+            raise PatchlightError(
+                f"processes that read photos could not be started ({error!r}); use 0 workers"
+            ) from None
     try:
         for result in results:
             if isinstance(result, _Failure):
@@ -508,9 +517,34 @@ class _Task:
             return _Failure(str(error))  # raised here it would come back with a traceback in its text
 
 
+def _start_forkserver() -> None:
+    """With SIGTERM ignored: whoever stops a whole group of processes (`timeout`, a batch system) leaves it to the
+    training process to save, and to end the others."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may say what signals do
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_parent_says, daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_when_parent_says() -> None:
+    """SIGTERM from the training process ends a worker; from anybody else it is meant for the training process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
+        pass
+    os._exit(1)
 
 
 def _end_with_parent() -> None:

@@ -3,17 +3,21 @@
 import dataclasses
 from dataclasses import dataclass
 
+from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.train.data import Dataset
+from patchlight.train.sources import open_dataset
 from patchlight.weights.load import Loaded
 
 FEW, MANY = 1_000, 20_000
 """Photos up to which the head alone learns, and from which on the whole model does."""
+FEW_A_CLASS = 10
+"""And photos of a class below which the head alone learns, however many classes there are."""
 
 STEPS = {"probe": 1_000, "partial": 2_000, "full": 6_000}
-"""At most; small sets are seen this many times at the least:"""
 EPOCHS = {"probe": 20, "partial": 15, "full": 10}
+"""As many steps as these, but every photo is seen at least so many times, and at most a hundred."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,17 @@ class Choice:
 
 
 def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation: str | None = None) -> Choice:
-    """Settings to fine-tune a checkpoint on a set of labelled photos."""
+    """Settings to fine-tune a checkpoint on a set of labelled photos.
+
+    Without `validation`, the set's own validation part is taken, where it has one, and else a part held out.
+    """
+    if validation is None and _has_own_validation(photos, training):
+        validation = photos
     count, classes = len(training), len(training.classes)
-    kind = "probe" if count <= FEW else "partial" if count < MANY else "full"
+    kind = "probe" if count <= FEW or count < FEW_A_CLASS * classes else "partial" if count < MANY else "full"
     depth = loaded.config.depth
     learning_blocks = {"probe": 0, "partial": max(1, depth // 3), "full": None}[kind]
-    batch_size = 2 * max(1, min(256, 2 ** round(max(3.0, (count / 20)) ** 0.5).bit_length()) // 2)
+    batch_size = next(size for size in (8, 16, 32, 64, 128, 256) if size == 256 or count < 40 * size)
     epochs = max(EPOCHS[kind], min(100, round(STEPS[kind] * batch_size / max(1, count))))
     what = {
         "probe": "the head alone learns, on frozen features: more would learn the photos by heart",
@@ -38,7 +47,11 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
     }[kind]
     config = TrainConfig(
         model=dataclasses.replace(
-            loaded.config, num_classes=classes, head_hidden=0, drop_path=0.1 if kind == "full" else 0.0
+            loaded.config,
+            image_size=loaded.preprocess.config.image_size,  # some were made for a larger one than they are used with
+            num_classes=classes,
+            head_hidden=0,
+            drop_path=0.1 if kind == "full" else 0.0,
         ),
         data=DataConfig(train=photos, validation=validation, validation_share=0.2 if count < 500 else 0.1),
         preprocess=loaded.preprocess.config,
@@ -66,3 +79,11 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
         checkpoint_every=200,
     )
     return Choice(config, f"{count:,} photos in {classes} classes: {what}; {epochs} epochs, batches of {batch_size}")
+
+
+def _has_own_validation(photos: str, training: Dataset) -> bool:
+    """Whether the set comes in two parts; of one that does not, every part is the whole."""
+    try:
+        return open_dataset(photos, "validation").fingerprint() != training.fingerprint()
+    except PatchlightError:
+        return False

@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def _train(
     update = Step(model, objective.loss, optimizer, average, config, processes)
 
     # Where it stands.
-    start, seconds, accuracy, bad_losses = 0, 0.0, None, 0
+    start, seconds, accuracy, bad_losses, left_out = 0, 0.0, None, 0, 0
     losses: list[float] = []  # since the last line of metrics
     newest = read_newest(folder.checkpoints)
     if newest is not None:
@@ -122,6 +122,7 @@ def _train(
         if average is not None:
             average.load_state_dict(state["average"])
         seconds, accuracy, losses = state["seconds"], state["accuracy"], state["losses"]
+        bad_losses, left_out = state["bad_losses"], state["left_out"]
         tell(f"going on after step {start} of {steps}")
     if processes.is_first:
         folder.begin(config)
@@ -139,6 +140,8 @@ def _train(
                 "seconds": seconds + time.perf_counter() - began,
                 "accuracy": accuracy,
                 "losses": losses,
+                "bad_losses": bad_losses,
+                "left_out": left_out,
             }
             write_checkpoint(folder.checkpoints, step, state)
         processes.wait()
@@ -179,22 +182,29 @@ def _train(
     next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
     # Random parts of photos in files are cut by whoever reads them, from their full size.
     cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
-    with asked_to_stop() as asked, contextlib.closing(_micro_batches(stream, config.accumulate)) as parts:
+    with asked_to_stop() as asked, contextlib.closing(stream):
+        parts = _micro_batches(stream, config.accumulate)
         for step in range(start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
             torch.manual_seed(_step_seed(config.seed, step, processes.rank))
             loss = 0.0
-            for part in range(config.accumulate):
-                inputs = objective.prepare(next(parts), cropped=cut_by_reader)
-                loss += update.learn(inputs, last=part == config.accumulate - 1)
+            try:
+                for part in range(config.accumulate):
+                    inputs = objective.prepare(next(parts), cropped=cut_by_reader)
+                    loss += update.learn(inputs, last=part == config.accumulate - 1)
+            except PatchlightError:
+                if not asked.signal:
+                    raise
+                save(step)  # whoever reads the photos was told to stop, too
+                raise Stopped(folder.path, step, asked.signal) from None
             loss = processes.mean(loss)
             if math.isfinite(loss):
                 update.move(step)
                 bad_losses = 0
             else:
                 update.forget()
-                bad_losses += 1
-                tell(f"step {step + 1}: the loss is {loss}; the step is left out ({bad_losses} in a row)")
+                bad_losses, left_out = bad_losses + 1, left_out + 1
+                tell(f"step {step + 1}: the loss or its gradient is no number; left out ({bad_losses} in a row)")
                 if bad_losses >= config.bad_losses:
                     raise PatchlightError(
                         f"{folder.path}: {bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
@@ -208,8 +218,16 @@ def _train(
                 elapsed = seconds + time.perf_counter() - began
                 rate = (done - start) * config.batch_size / (time.perf_counter() - began)
                 epoch = done / steps_an_epoch
-                folder.log(step=done, epoch=round(epoch, 4), loss=mean_loss, images_per_second=rate, seconds=elapsed)
+                folder.log(
+                    step=done,
+                    epoch=round(epoch, 4),
+                    loss=mean_loss,
+                    left_out=left_out,
+                    images_per_second=rate,
+                    seconds=elapsed,
+                )
                 watch(Progress(done, steps, epoch, mean_loss, rate, accuracy))
+            if done % config.log_every == 0:
                 losses.clear()
             if done >= next_evaluation and done < steps:
                 next_evaluation = _next_multiple(done, steps_an_epoch * config.evaluate_every)
@@ -220,7 +238,7 @@ def _train(
                     folder.log(step=done, epoch=round(done / steps_an_epoch, 4), accuracy=accuracy, seconds=elapsed)
                 processes.wait()
             stop = processes.agree(asked.signal)
-            if (stop or done % config.checkpoint_every == 0) and not bad_losses:
+            if stop or done % config.checkpoint_every == 0:
                 save(done)
             if stop:
                 raise Stopped(folder.path, done, stop)
@@ -231,8 +249,10 @@ def _train(
     result = judge(shown)
     seconds += time.perf_counter() - began
     if processes.is_first:
-        folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), accuracy=result.accuracy, seconds=seconds)
-        publish(folder, shown.cpu(), config, training, result, seconds, processes.hardware())
+        if start < steps or not any("accuracy" in row and row["step"] == steps for row in folder.rows()):
+            folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), accuracy=result.accuracy, seconds=seconds)
+        notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
+        publish(folder, shown.cpu(), config, training, result, seconds, processes.hardware(), notes)
     processes.wait()
     return result
 
@@ -255,6 +275,11 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
         validation = found.clean_validation(validation)
     if config.data.train_share < 1:
         training = subset(training, config.data.train_share)
+    if not len(validation):
+        raise PatchlightError(
+            f"{config.data.train}: leaves no photos to judge by; add photos (two or more a class), raise "
+            "data.validation_share, or name others with data.validation"
+        )
     tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by, {len(training.classes)} classes")
     return training, validation
 
@@ -264,7 +289,12 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:
     if config.start is None:
         vit = ViT(config.model)
     else:
-        loaded = load(config.start, num_classes=config.model.num_classes, image_size=config.model.image_size)
+        loaded = load(
+            config.start,
+            num_classes=config.model.num_classes,
+            head_hidden=config.model.head_hidden,
+            image_size=config.model.image_size,
+        )
         vit = ViT(config.model)
         try:
             vit.load_state_dict(loaded.model.state_dict())
@@ -313,7 +343,7 @@ def asked_to_stop() -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _micro_batches(stream: Iterator[Batch], parts: int) -> Generator[Batch]:
+def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:
     for batch in stream:
         yield from (Batch(*part) for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True))
 

@@ -74,7 +74,6 @@ class Processes:
             model.compile()
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            # The two heads are asked apart or together, and one of them may go unused.
             model = nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
         return model
 

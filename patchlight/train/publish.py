@@ -19,10 +19,11 @@ def publish(
     result: Evaluation,
     seconds: float,
     hardware: str,
+    notes: list[str],
 ) -> None:
     save(model, folder.path, preprocess=config.preprocess, labels=training.classes, overwrite=True)
     summary = result.summary() | {"photos": len(training), "validation_photos": result.photos}
-    card = training_card(config, training.classes, summary, seconds, hardware, [])
+    card = training_card(config, training.classes, summary, seconds, hardware, notes)
     folder.replace("README.md", card.encode())
     try:
         axes = plot.draw_curves(folder.rows())

@@ -57,21 +57,21 @@ class RunFolder:
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Refuse a folder that holds other things, or a run that this one would not go on with."""
         if not self.settings.exists():
-            others = [each.name for each in self.path.iterdir() if each.name != ".lock"]
+            others = [each.name for each in self.path.iterdir() if each.name not in (".lock", ".run.json.tmp")]
             if others:
                 raise PatchlightError(f"{self.path}: holds {others[0]}, but no run; name an empty or a new folder")
         elif not resume:
             raise PatchlightError(f"{self.path}: holds a run already; go on with --resume, or name another folder")
         else:
-            begun = self.config()
-            changed = [name for name in _flat(config) if _flat(begun).get(name) != _flat(config)[name]]
+            begun, asked = _flat(self.config()), _flat(config)
             # What cannot change the result may change.
-            changed = [name for name in changed if name not in ("data.workers", "checkpoint_every", "log_every")]
+            fixed = (asked.keys() | begun.keys()) - {"data.workers", "checkpoint_every", "log_every"}
+            changed = sorted(name for name in fixed if begun.get(name) != asked.get(name))
             if changed:
                 name = changed[0]
                 raise PatchlightError(
-                    f"{self.path}: was begun with {name}={_flat(begun).get(name)!r}, not {_flat(config)[name]!r}; "
-                    "resume with the same settings, or name another folder"
+                    f"{self.path}: was begun with {name}={begun.get(name)!r}, not {asked.get(name)!r}; resume with the "
+                    "same settings, or name another folder"
                 )
 
     def begin(self, config: TrainConfig) -> None:
@@ -81,27 +81,34 @@ class RunFolder:
 
     def config(self) -> TrainConfig:
         try:
-            return TrainConfig.from_json(self.settings.read_text())
+            return TrainConfig.from_json(self.settings.read_text(errors="replace"))
         except OSError as error:
             raise PatchlightError(f"{self.settings}: cannot be read ({error.strerror})") from None
+        except PatchlightError as error:
+            raise PatchlightError(f"{self.settings}: {error}") from None
 
     def log(self, **values: Any) -> None:
         """One line; numbers that are none are written as null, which JSON has."""
         clean = {name: value if value == value else None for name, value in values.items()}
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(clean) + "\n")
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(clean) + "\n")
+        except OSError as error:
+            raise PatchlightError(
+                f"{self.metrics}: cannot be written ({error.strerror}); make room, and resume"
+            ) from None
         if self._board is None:
             self._board = _open_board(self.path / "tensorboard")
         if self._board:
             for name in values.keys() - {"step", "epoch", "seconds"}:
-                self._board.add_scalar(name, values[name], values["step"], values["seconds"])
+                self._board.add_scalar(name, values[name], values["step"])
             self._board.flush()
 
     def rows(self) -> list[dict[str, Any]]:
         if not self.metrics.exists():
             return []
         rows = []
-        for line in self.metrics.read_text().splitlines():
+        for line in self.metrics.read_text(errors="replace").splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:

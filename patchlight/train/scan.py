@@ -69,7 +69,8 @@ def scan(
             notes += _in_both(train, training, validation, held_out)
         if len(validation) == len(held_out.unreadable):
             fatal.append("there are no photos to judge by" + (": none can be read" if len(validation) else ""))
-        unknown = [name for name in validation.classes if name not in set(train.classes)]
+        judged = {validation.classes[label] for label in validation.labels_N.unique().tolist()}
+        unknown = [name for name in validation.classes if name in judged - set(train.classes)]
         fatal += _bounded(
             [Note("", f"class {name!r} of the validation photos has none to train on") for name in unknown]
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from patchlight.train.config import TrainConfig
 from patchlight.train.processes import Processes
@@ -33,11 +34,16 @@ class Step:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.records = processes.device.type == "cuda" and processes.world == 1
         self.steps_taken = 0
+        self.norm = torch.zeros((), device=processes.device)
+        """Of all gradients together, after `learn`."""
         self.recorded_learn: tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor] | None = None
         self.recorded_move: torch.cuda.CUDAGraph | None = None
 
     def learn(self, inputs: tuple[Tensor, ...], *, last: bool) -> float:
-        """Add the batch's gradients, and give its share of the loss; `last` is the step's last part."""
+        """Add the batch's gradients, and give its share of the loss; `last` is the step's last part.
+
+        NaN where the loss or the gradient is no number: then the weights must not move.
+        """
         if self.recorded_learn is not None:
             graph, held, loss = self.recorded_learn
             for there, value in zip(held, inputs, strict=True):
@@ -90,11 +96,14 @@ class Step:
         with self.processes.autocast(self.config):
             loss = self.loss(self.model, *inputs) / self.config.accumulate
         loss.backward()
-        return loss.detach()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients, foreach=True)
+        self.norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return torch.where(self.norm.isfinite(), loss.detach(), torch.nan)
 
     def _clip_and_step(self) -> None:
         if self.config.optim.clip_grad is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.config.optim.clip_grad, foreach=True)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.config.optim.clip_grad, self.norm, foreach=True)
         self.optimizer.step()
 
     def _without_exchange(self) -> Any:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import types
 from pathlib import Path
@@ -188,6 +189,53 @@ def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
     assert not (tmp_path / "all" / "model.safetensors").exists()
 
 
+def test_gradients_that_are_no_numbers_never_reach_the_weights(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, calls = Classification.loss, [0]
+
+    def steep(self: Classification, model: Any, images_BCHW: Tensor, *targets: Tensor) -> Tensor:
+        calls[0] += 1
+        value = loss(self, model, images_BCHW, *targets)
+        if calls[0] == 4:  # finite, with a slope that is not: the root at zero
+            value = value + (model.vit.class_token * 0).sum().abs().sqrt()
+        return value
+
+    monkeypatch.setattr(Classification, "loss", steep)
+    told: list[str] = []
+    train(settings(photos, checkpoint_every=1), tmp_path, tell=told.append)
+    assert [line.split(":")[0] for line in told if "left out" in line] == ["step 4"]
+    assert all(parameter.isfinite().all() for parameter in load(tmp_path).model.parameters())
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["left_out"] for row in rows if "left_out" in row] == [0] * 3 + [1] * (STEPS - 3)
+    assert "1 steps were left out" in (tmp_path / "README.md").read_text()
+
+
+def test_a_finished_run_is_judged_again_and_says_so_once(whole: Path, photos: Path) -> None:
+    before = (whole / "metrics.jsonl").read_text()
+    train(settings(photos), whole, resume=True)
+    assert (whole / "metrics.jsonl").read_text() == before
+
+
+def test_a_group_of_processes_is_stopped_and_nothing_lost(whole: Path, photos: Path, tmp_path: Path) -> None:
+    config = settings(photos, **{"data.workers": 2, "checkpoint_every": 1000})
+    (tmp_path / "config.json").write_text(config.to_json())
+    (tmp_path / "script.py").write_text(f"if __name__ == '__main__':\n{textwrap.indent(SCRIPT, '    ')}")
+    run, started = tmp_path / "run", tmp_path / "started"
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(run), str(started)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, error = process.communicate()
+    if process.returncode:  # it may just have been done
+        assert "--resume" in error
+        assert (run / "checkpoints" / "checkpoints.json").exists()
+    train(settings(photos), run, resume=True)
+    assert weights(run) == weights(whole)
+
+
 def test_tensorboard_hears_of_it_where_it_is_installed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +245,7 @@ def test_tensorboard_hears_of_it_where_it_is_installed(
         def __init__(self, path: Path) -> None:
             assert path == tmp_path / "run" / "tensorboard"
 
-        def add_scalar(self, name: str, value: float, step: int, seconds: float) -> None:
+        def add_scalar(self, name: str, value: float, step: int) -> None:
             heard.append((name, value, step))
 
         def flush(self) -> None:
@@ -227,6 +275,9 @@ def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) 
         train(settings(photos), whole)
     with pytest.raises(PatchlightError, match=r"was begun with optim.lr=0.01, not 0.5"):
         train(settings(photos, **{"optim.lr": 0.5}), whole, resume=True)
+    distilled = settings(photos, **{"distill.teacher": "x", "model.distill_token": True})
+    with pytest.raises(PatchlightError, match=r"was begun with distill"):
+        train(distilled, whole, resume=True)
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(PatchlightError, match=r"holds thesis.txt, but no run"):
         train(settings(photos), tmp_path)
@@ -332,6 +383,7 @@ def test_a_checkpoint_is_fine_tuned_from_the_end(photos: Path, tmp_path: Path) -
         ({"model.num_classes": 4}, "has 3 classes, the model 4; --set model.num_classes=3"),
         ({"data.train": "nowhere"}, "nowhere"),
         ({"start": "nowhere"}, "nowhere"),
+        ({"data.validation_share": 0.0}, "leaves no photos to judge by"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
