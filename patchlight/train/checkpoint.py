@@ -23,6 +23,7 @@ from safetensors.torch import load as parse_safetensors
 from torch import Tensor
 
 from patchlight.errors import PatchlightError
+from patchlight.files import replacing, sync_folder
 from patchlight.weights.read import TYPES
 
 State = Any
@@ -33,7 +34,7 @@ FORMAT = "patchlight-run-1"
 KEPT = 2
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 FILE_NAME = re.compile(r"step-\d{8,}(-\d+)?\.safetensors")
-TEMPORARY_NAME = re.compile(r"\.(step-\d{8,}\.safetensors|checkpoints\.json)\.tmp")
+TEMPORARY_NAME = re.compile(r"\.(step-\d{8,}\.safetensors|checkpoints\.json)(\.\d+)?\.tmp")
 
 
 def write_checkpoint(folder: str | Path, step: int, state: State) -> Path:
@@ -49,12 +50,13 @@ def write_checkpoint(folder: str | Path, step: int, state: State) -> Path:
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
         earlier = _read_index(folder)
         _sweep(folder, earlier)
         entry = _write_state(folder, step, tree, tensors, earlier)
         index = [*(old for old in earlier if old["step"] < step), entry][-KEPT:]
-        _replace(folder / INDEX, [(json.dumps(index, indent=2) + "\n").encode()])
+        with replacing(folder / INDEX) as temporary:
+            temporary.write_text(json.dumps(index, indent=2) + "\n")
     except OSError as error:
         with contextlib.suppress(OSError, PatchlightError):  # a new file without its line gives its room back
             _sweep(folder, earlier + _read_index(folder))
@@ -187,7 +189,7 @@ def _write_state(
         temporary.replace(folder / name)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(folder)
+    sync_folder(folder)
     return {"step": step, "file": name, "sha256": digest.hexdigest(), "bytes": size}
 
 
@@ -262,33 +264,12 @@ def _is_line(line: Any) -> bool:
     )
 
 
-def _replace(path: Path, pieces: list[bytes]) -> None:
-    """Put new content in a file's place: a reader, or a crash, finds the old or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        _write_durably(temporary, iter(pieces))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-
-
 def _write_durably(path: Path, pieces: Iterator[bytes | memoryview]) -> None:
     with path.open("wb") as file:
         for piece in pieces:
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable (Windows has no such call)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _sweep(folder: Path, index: list[dict[str, Any]]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
+from patchlight.files import replacing
 from patchlight.train.data import evaluation_batches
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
@@ -312,12 +313,8 @@ def write_report(report: Report, folder: str | os.PathLike[str]) -> list[str]:
         for name in set(FILES) - files.keys():  # of an earlier evaluation
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():
-            temporary = folder / f".{name}.{os.getpid()}.tmp"
-            try:
+            with replacing(folder / name) as temporary:
                 temporary.write_bytes(content)
-                temporary.replace(folder / name)
-            finally:
-                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
     return [f"not drawn: {', '.join(names)}; {reason}" for reason, names in failures.items()]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.errors import PatchlightError
+from patchlight.files import replacing
 from patchlight.train.config import TrainConfig
 
 
@@ -57,7 +58,7 @@ class RunFolder:
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Refuse a folder that holds other things, or a run that this one would not go on with."""
         if not self.settings.exists():
-            others = [each.name for each in self.path.iterdir() if each.name not in (".lock", ".run.json.tmp")]
+            others = [each.name for each in self.path.iterdir() if not each.name.startswith((".lock", ".run.json."))]
             if others:
                 raise PatchlightError(f"{self.path}: holds {others[0]}, but no run; name an empty or a new folder")
         elif not resume:
@@ -122,14 +123,10 @@ class RunFolder:
 
     def replace(self, name: str, content: bytes) -> None:
         """A file whole or not at all."""
-        temporary = self.path / f".{name}.tmp"
         try:
-            temporary.write_bytes(content)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self.path / name)
+            with replacing(self.path / name) as temporary:
+                temporary.write_bytes(content)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise PatchlightError(f"{self.path / name}: could not be written ({error.strerror})") from None
 
 

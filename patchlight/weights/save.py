@@ -1,7 +1,6 @@
 """A model to a folder that reloads bit for bit: weights, config, preprocessing, labels and a card."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.files import replacing
 from patchlight.models.vit import ViT
 from patchlight.weights.convert import TIMM, TRANSFORMERS_OLD, State, convert_to
 from patchlight.weights.load import VERSION, Loaded
@@ -85,18 +85,14 @@ def _write(folder: Path, files: dict[str, bytes | State], *, overwrite: bool) ->
     for stale in {"preprocessor_config.json"} - set(files):  # of another layout, written over
         (folder / stale).unlink(missing_ok=True)
     for name in sorted(files, key=lambda name: name == "config.json"):
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
+        content = files[name]
         try:
-            content = files[name]
-            if isinstance(content, bytes):
-                temporary.write_bytes(content)
-            else:
-                save_file(content, temporary, {"format": "pt"})
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(folder / name)
+            with replacing(folder / name) as temporary:
+                if isinstance(content, bytes):
+                    temporary.write_bytes(content)
+                else:
+                    save_file(content, temporary, {"format": "pt"})
         except (OSError, SafetensorError) as error:
-            temporary.unlink(missing_ok=True)
             raise PatchlightError(f"{folder / name}: could not be written ({error})") from None
     return folder
 

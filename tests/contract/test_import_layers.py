@@ -15,7 +15,7 @@ LAYERS = [
     {"batch", "deploy", "train", "classification", "looking"},
     {"weights", "explain", "localize", "costing"},
     {"models", "images"},
-    {"config", "geometry"},
+    {"config", "geometry", "files"},
     {"errors"},
 ]
 

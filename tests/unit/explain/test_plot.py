@@ -172,9 +172,12 @@ def test_heat_of_patches_covers_the_photo() -> None:
     assert ax.images[1].get_extent() == [-0.5, 39.5, 29.5, -0.5]
 
 
-def test_a_map_that_is_seen_nowhere_draws() -> None:
-    plot.to_png(plot.draw_heat(PHOTO, np.full((30, 40), np.nan), label="share").figure)
-    plot.to_png(plot.draw_similarity(PHOTO, np.full((30, 40), np.nan)).figure)
+def test_a_map_that_is_seen_nowhere_leaves_the_pale_photo() -> None:
+    for draw in (plot.draw_heat, plot.draw_similarity):
+        ax = draw(PHOTO, np.full((30, 40), np.nan), label="share")
+        assert np.isnan(shown(ax)).all()
+        assert ax.images[0].get_array().min() >= 190
+        assert plot.to_png(ax.figure).startswith(b"\x89PNG")
 
 
 def test_heads_are_ordered_by_objectness_on_one_scale() -> None:

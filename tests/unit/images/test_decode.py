@@ -483,7 +483,9 @@ def test_odd_names_stay_in_one_line(name: str, tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/\xff.jpg"
     Path(os.fsdecode(path)).write_bytes(b"no image")
-    str(refusal(os.fsdecode(path))).encode("utf-8")
+    message = str(refusal(os.fsdecode(path)))
+    assert message.encode("utf-8").isascii()
+    assert "ff.jpg" in message
 
 
 def test_errors_are_of_one_kind_and_travel_between_processes() -> None:

@@ -312,7 +312,7 @@ def test_nothing_is_named_or_deleted_before_what_replaces_it_is_on_the_disk(
             f"fsync .step-0000000{step}.safetensors.tmp",
             f"replace step-0000000{step}.safetensors",
             "fsync run",
-            "fsync .checkpoints.json.tmp",
+            f"fsync .checkpoints.json.{os.getpid()}.tmp",
             "replace checkpoints.json",
             "fsync run",
             *(["unlink step-00000001.safetensors"] if step == 3 else []),
