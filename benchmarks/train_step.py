@@ -22,13 +22,22 @@ import torch.nn.functional as F
 from patchlight.config import PreprocessConfig, variant
 from patchlight.models.vit import ViT
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.train.objective import BothHeads, Classification
+from patchlight.train.data import Batch
+from patchlight.train.objective import Classification
 from patchlight.train.optim import make_optimizer
 from patchlight.train.processes import Processes
 from patchlight.train.step import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import oracles
+
+
+class PreparedImages(Classification):
+    """The batch's images and targets as they are: the peer is given none to vary, either."""
+
+    def prepare(self, batch: Batch, *, cropped: bool) -> tuple[torch.Tensor, ...]:
+        return batch.images_BCHW, batch.labels_B
+
 
 TakeStep = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -47,12 +56,12 @@ def our_step(name: str, arguments: argparse.Namespace) -> TakeStep:
     processes = Processes(0, 1, torch.device(arguments.device))
     vit = ViT(config.model).to(processes.device).train()
     optimizer = make_optimizer(vit, config.optim, capturable=processes.device.type == "cuda")
-    spread = processes.spread(BothHeads(vit), config)
-    step = Step(spread, Classification(config).loss, optimizer, None, config, processes)
-    count = [0]
+    learner = PreparedImages(vit, config)
+    step = Step(learner, processes.spread(learner, config), optimizer, None, config, processes)
+    count, none = [0], torch.zeros(0, device=processes.device)
 
     def take(images: torch.Tensor, targets: torch.Tensor) -> float:
-        loss = step.learn((images, targets), last=True)
+        loss = step.learn(Batch(images, targets, none, none, none), last=True)
         step.move(count[0])
         count[0] += 1
         return loss

@@ -304,20 +304,55 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, t
         typer.echo(f"patchlight: {stopped_at}", err=True)
         raise typer.Exit(128 + stopped_at.signal)
     if first:
-        typer.echo(f"{out}: accuracy {result.accuracy:.2%} on {result.photos:,} photos; patchlight.load({str(out)!r})")
+        judged = "" if result.accuracy is None else f"accuracy {result.accuracy:.2%} on {result.photos:,} photos; "
+        typer.echo(f"{out}: {judged}patchlight.load({str(out)!r})")
+
+
+@app.command()
+def publish(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    name: Annotated[str, typer.Option("--as", help="What `load` is to call it; `default` is the package's own.")],
+) -> None:
+    """Make a run's model the one inside the package, which every command uses where none is named."""
+    from patchlight.train.publish import put_into_package
+
+    if name != "default":
+        raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")
+    typer.echo(put_into_package(run))
 
 
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="What `inspect` takes; the folder of a run is fine.")],
     photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
+    knn: Annotated[bool, typer.Option("--knn", help="Judge the features: by the 20 nearest labelled photos.")] = False,
+    linear: Annotated[bool, typer.Option("--linear", help="Judge the features: by a linear head on them.")] = False,
+    attentive: Annotated[
+        bool, typer.Option("--attentive", help="Judge the features: by a head that looks at the patches.")
+    ] = False,
+    known: Annotated[
+        str | None, typer.Option(help="Labelled photos for --knn and the heads to learn from; else 4/5 of PHOTOS.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read photos.")] = 2,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds."""
+    """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds.
+
+    With --knn, --linear or --attentive: how good its features are, whatever it was trained for.
+    """
+    methods = [name for name, asked in (("knn", knn), ("linear", linear), ("attentive", attentive)) if asked]
+    if methods:
+        if out is not None:
+            raise PatchlightError(
+                "--out goes with the model's own answers; --json prints what is found of the features"
+            )
+        _evaluate_features(model, photos, methods, known, batch, workers, device, as_json)
+        return
+    if known is not None:
+        raise PatchlightError("--known goes with --knn, --linear or --attentive")
     from rich.console import Console
     from rich.text import Text
 
@@ -340,6 +375,49 @@ def evaluate(
         _print_evaluation(report.evaluation)
     if report.left_out:
         typer.echo(f"patchlight: photos that cannot be read and were left out: {len(report.left_out):,}", err=True)
+        raise typer.Exit(3)
+
+
+def _evaluate_features(
+    model: str,
+    photos: str,
+    methods: list[Any],
+    known: str | None,
+    batch: int,
+    workers: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.train.features import evaluate_features
+    from patchlight.weights.load import load
+
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, device=_usual_device() if device is None else device)
+        found = [
+            evaluate_features(
+                loaded,
+                photos,
+                method=method,
+                train=known,
+                batch_size=batch,
+                workers=workers,
+                tell=lambda progress: status.update(Text(progress)),
+            )
+            for method in methods
+        ]
+    for line in found[0].problems:
+        typer.echo(f"patchlight: {line}", err=True)
+    if as_json:
+        typer.echo(json.dumps([each.summary() for each in found], indent=2))
+    else:
+        for each in found:
+            low, high = each.accuracy_interval
+            typer.echo(f"{each.method:10} {each.accuracy:.2%} of {each.photos:,} photos ({low:.1%} to {high:.1%})")
+    if found[0].left_out:
+        typer.echo(f"patchlight: photos that cannot be read and were left out: {len(found[0].left_out):,}", err=True)
         raise typer.Exit(3)
 
 

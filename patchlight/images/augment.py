@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchlight.config import JsonConfig, Size, check_types, require, require_within
+from patchlight.config import JsonConfig, PreprocessConfig, Size, check_types, require, require_within
 from patchlight.errors import PatchlightError
 from patchlight.images.draws import Draws
 
@@ -94,6 +94,79 @@ def augment(images_BCHW: Tensor, draws: Draws, config: AugmentConfig, cropped: b
     if config.erase:
         images_BCHW = _erase(images_BCHW, draws, config.erase)
     return images_BCHW
+
+
+def random_view(
+    images_BCHW: Tensor,
+    draws: Draws,
+    *,
+    size: Size,
+    area: tuple[float, float],
+    aspect: tuple[float, float] = (0.75, 1.3333),
+    flip: bool = True,
+    colour: float = 0.4,
+    colour_chance: float = 0.8,
+    grey: float = 0.2,
+    blur: float = 0.5,
+    solarize: float = 0.0,
+) -> Tensor:
+    """One look at each photo, for self-supervision: a random part of it, resized to `size`, its colours varied.
+
+    Photos (B, 3, H, W), uint8 or floats from 0 to 1, become float32 (B, 3, *size). `colour` is as in `AugmentConfig`,
+    for a share `colour_chance` of the photos; `grey`, `blur` and `solarize` (bright levels inverted) are the shares of
+    photos so changed. Several views need draws of their own: `Draws.part`.
+    """
+    config = AugmentConfig(crop="resized", area=area, aspect=aspect, flip=flip)
+    frame, (height, width) = (images_BCHW.shape[2], images_BCHW.shape[3]), size
+    # Where the largest part would lose pixels between the samples, several are taken and averaged.
+    largest = math.sqrt(area[1])
+    finer = max(1, math.ceil(largest * frame[0] / height - 0.01), math.ceil(largest * frame[1] / width - 0.01))
+    matrix_B33 = _crop_matrix(draws, config, "resized", frame)
+    view_BCHW = _warp(_as_floats(images_BCHW), matrix_B33, (finer * height, finer * width))
+    if finer > 1:
+        view_BCHW = F.avg_pool2d(view_BCHW, finer)
+
+    def for_some(name: str, share: float, changed_BCHW: Tensor) -> Tensor:
+        return torch.where(draws.chance(name, share)[:, None, None, None], changed_BCHW, view_BCHW)
+
+    if colour and colour_chance:
+        view_BCHW = for_some("colour", colour_chance, _vary_colour(view_BCHW, draws, colour))
+    if grey:
+        view_BCHW = for_some("grey", grey, _grey(view_BCHW).expand_as(view_BCHW))
+    if blur:
+        # Up to a hundredth of the side: 2 pixels of 224.
+        view_BCHW = for_some("blur", blur, _blur(view_BCHW, draws.uniform("blur width", 0.001, 0.01) * max(size)))
+    if solarize:
+        view_BCHW = for_some("solarize", solarize, torch.where(view_BCHW < 0.5, view_BCHW, 1 - view_BCHW))
+    return view_BCHW
+
+
+def cut_parts(images_BCHW: Tensor, part_B4: Tensor, flip_B: Tensor, size: Size) -> Tensor:
+    """These parts of photos (x0, y0, x1, y1 in their pixels), resized to `size`, mirrored where `flip_B` says so.
+
+    Photos in bytes or floats from 0 to 1 become floats. Four samples a pixel are averaged, so that parts of up to
+    twice the size lose nothing between them.
+    """
+    frame = images_BCHW.shape[2], images_BCHW.shape[3]
+    matrix_B33 = _part_matrix(part_B4, 1 - 2 * flip_B.float(), frame)
+    return F.avg_pool2d(_warp(_as_floats(images_BCHW), matrix_B33, (2 * size[0], 2 * size[1])), 2)
+
+
+def vary_colours(images_BCHW: Tensor, draws: Draws, *, colour: float, grey: float) -> Tensor:
+    """Brightness, contrast and saturation varied as in `AugmentConfig`, and a share `grey` of the photos made grey."""
+    images_BCHW = _vary_colour(images_BCHW, draws, colour)
+    grey_B111 = draws.chance("grey", grey)[:, None, None, None]
+    return torch.where(grey_B111, _grey(images_BCHW).expand_as(images_BCHW), images_BCHW)
+
+
+def normalise(images_BCHW: Tensor, preprocess: PreprocessConfig) -> Tensor:
+    """From 0..1 to the model's range."""
+    # Filled on the device, channel by channel: a copy from the host could not be part of a CUDA graph.
+    mean_CHW, std_CHW = (
+        torch.stack([torch.full(images_BCHW.shape[2:], level, device=images_BCHW.device) for level in colour])
+        for colour in (preprocess.mean, preprocess.std)
+    )
+    return (images_BCHW - mean_CHW) / std_CHW
 
 
 def mix(
@@ -207,19 +280,28 @@ def _crop_matrix(draws: Draws, config: AugmentConfig, crop: str, size: Size) -> 
     mirror_B = 1 - 2 * _flip(draws, config).float()
     zero_B = torch.zeros_like(mirror_B)
     if crop == "resized":
-        box_B4 = random_part(draws, size, config)
-        wide_B, high_B = (box_B4[:, 2] - box_B4[:, 0]) / size[1], (box_B4[:, 3] - box_B4[:, 1]) / size[0]
-        right_B, down_B = (box_B4[:, 0] + box_B4[:, 2] - size[1]) / 2, (box_B4[:, 1] + box_B4[:, 3] - size[0]) / 2
-        return _matrix((mirror_B * wide_B, zero_B, right_B), (zero_B, high_B, down_B))
+        return _part_matrix(random_part(draws, size, config), mirror_B, size)
     right_B, down_B = _shift(draws, config, crop)
     return _matrix((mirror_B, zero_B, right_B.float()), (zero_B, zero_B + 1, down_B.float()))
 
 
-def _warp(images_BCHW: Tensor, matrix_B33: Tensor) -> Tensor:
-    """Pixels (floats) from where the matrix says, bilinear, the border mirrored."""
+def _part_matrix(part_B4: Tensor, mirror_B: Tensor, size: Size) -> Tensor:
+    """A part of the photo (x0, y0, x1, y1 in its pixels) fills the frame, from right to left where `mirror_B` is -1."""
+    zero_B = torch.zeros_like(mirror_B)
+    wide_B, high_B = (part_B4[:, 2] - part_B4[:, 0]) / size[1], (part_B4[:, 3] - part_B4[:, 1]) / size[0]
+    right_B, down_B = (part_B4[:, 0] + part_B4[:, 2] - size[1]) / 2, (part_B4[:, 1] + part_B4[:, 3] - size[0]) / 2
+    return _matrix((mirror_B * wide_B, zero_B, right_B), (zero_B, high_B, down_B))
+
+
+def _warp(images_BCHW: Tensor, matrix_B33: Tensor, size: Size | None = None) -> Tensor:
+    """Pixels (floats) from where the matrix says, bilinear, the border mirrored.
+
+    A result of another `size` covers the same frame with fewer or more pixels; the matrix is that of the frame.
+    """
     height, width = images_BCHW.shape[2:]
-    x_W = torch.arange(width, device=images_BCHW.device) - (width - 1) / 2
-    y_H1 = (torch.arange(height, device=images_BCHW.device) - (height - 1) / 2)[:, None]
+    rows, columns = size or (height, width)
+    x_W = (torch.arange(columns, device=images_BCHW.device) - (columns - 1) / 2) * (width / columns)
+    y_H1 = ((torch.arange(rows, device=images_BCHW.device) - (rows - 1) / 2) * (height / rows))[:, None]
     xx, xy, x1, yx, yy, y1 = (number_B[:, None, None] for number_B in matrix_B33[:, :2].flatten(1).unbind(1))
     x_BHW, y_BHW = xx * x_W + xy * y_H1 + x1, yx * x_W + yy * y_H1 + y1
     grid_BHW2 = torch.stack((x_BHW * (2 / width), y_BHW * (2 / height)), -1)
@@ -368,6 +450,21 @@ def _vary_colour(images_BCHW: Tensor, draws: Draws, colour: float) -> Tensor:
     contrast_B111 = draws.uniform("contrast", low, high)[:, None, None, None]
     images_BCHW = (mean_B111 + contrast_B111 * (images_BCHW - mean_B111)).clamp(0, 1)
     return _saturate(images_BCHW, draws.uniform("saturation", low, high))
+
+
+def _blur(images_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
+    """By a Gaussian of this deviation in pixels, at most a hundredth of the longer side; the border goes on outside."""
+    # Three deviations to either side. Sums of slices, as in `_sharpen`.
+    radius = math.ceil(0.03 * max(images_BCHW.shape[2:]))
+    distance_T = torch.arange(-radius, radius + 1, device=sigma_B.device)
+    weight_BT = (-0.5 * (distance_T / sigma_B[:, None]).square()).exp()
+    weight_BT = weight_BT / weight_BT.sum(1, keepdim=True)
+    for axis, margin in ((2, (0, 0, radius, radius)), (3, (radius, radius, 0, 0))):
+        padded_BCHW, length = F.pad(images_BCHW, margin, mode="replicate"), images_BCHW.shape[axis]
+        images_BCHW = torch.zeros_like(images_BCHW)
+        for place, weight_B in enumerate(weight_BT.unbind(1)):
+            images_BCHW = images_BCHW.addcmul(padded_BCHW.narrow(axis, place, length), weight_B[:, None, None, None])
+    return images_BCHW
 
 
 def _erase(images_BCHW: Tensor, draws: Draws, probability: float) -> Tensor:

@@ -4,6 +4,9 @@ Whatever the batch, the number of workers or processes, and wherever a run was s
 cropped, turned and coloured the same in the same epoch. Integer arithmetic makes them equal on every device.
 """
 
+import copy
+import typing
+
 import torch
 from torch import Tensor
 
@@ -38,6 +41,12 @@ class Draws:
     def choice(self, name: str, count: int) -> Tensor:
         """(B,) whole numbers from 0 to count - 1."""
         return (self.uniform(name) * count).long().clamp(max=count - 1)
+
+    def part(self, name: str) -> typing.Self:
+        """Draws of their own for the same samples, such as those for one of several views of a photo."""
+        other = copy.copy(self)
+        other.state_B = self._bits(f"part of the draws: {name}")
+        return other
 
     def _bits(self, name: str) -> Tensor:
         return _scramble(self.state_B ^ _name_bits(name))

@@ -154,14 +154,16 @@ class Residual(nn.Module):
         super().__init__()
         self.initial_scale = config.layer_scale
         self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
+        self.drops = config.drop_path > 0
         self.drop_path = drop_path
 
     def forward(self, x_BND: Tensor, branch_BND: Tensor) -> Tensor:
         if self.scale is not None:
             branch_BND = branch_BND * self.scale
-        if self.training and self.drop_path > 0:
-            # Whole images skip the branch; the others are scaled up so that the expectation stays.
-            keep_B11 = torch.empty_like(branch_BND[:, :1, :1]).bernoulli_(1 - self.drop_path)
+        if self.training and self.drops:
+            # Whole images skip the branch; the others are scaled up so that the expectation stays. (Compared with a
+            # number, where `bernoulli_` would have every block compiled for a rate of its own.)
+            keep_B11 = torch.rand_like(branch_BND[:, :1, :1], dtype=torch.float32) >= self.drop_path
             branch_BND = branch_BND * keep_B11 / (1 - self.drop_path)
         return x_BND + branch_BND
 
@@ -313,14 +315,15 @@ class ViT(nn.Module):
 
         x_BND = self.patch_embed(image_BCHW)
         if self.positions is not None:
-            x_BND = x_BND + self.positions(geometry).to(dtype)
+            # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
+            x_BND = x_BND + self.positions(geometry).to(x_BND.dtype)
         tokens = (self.class_token, self.distill_token, self.registers)
         prefix: list[Tensor] = [token for token in tokens if token is not None]
         if prefix:
             prefix_TD = torch.cat(prefix)
             if isinstance(self.positions, LearnedPositions):
                 prefix_TD = self.positions.add_to_prefix(prefix_TD)
-            x_BND = torch.cat([prefix_TD.expand(x_BND.shape[0], -1, -1), x_BND], 1)
+            x_BND = torch.cat([prefix_TD.to(x_BND.dtype).expand(x_BND.shape[0], -1, -1), x_BND], 1)
         return self.embed_norm(x_BND), geometry
 
     def encode(

@@ -21,8 +21,10 @@ _RESULTS = {
     "calibration_error": "expected calibration error",
     "temperature": "best temperature (fitted on the same photos)",
     "calibration_error_with_temperature": "calibration error with it",
+    "subject_found": "subjects found (overlap of the boxes at least one half)",
+    "overlap": "overlap of the boxes found and true, in the mean",
 }
-_IN_PERCENT = {name for name in _RESULTS if "accuracy" in name or "error" in name}
+_IN_PERCENT = {name for name in _RESULTS if "accuracy" in name or "error" in name or "found" in name}
 
 # What stands elsewhere in the card, or would tell of the machine that it was made on.
 _NOT_SETTINGS = ("data.train", "data.validation", "data.workers", "model.num_classes", "preprocess.image_size")
@@ -42,8 +44,10 @@ def training_card(
     `validation_photos` that of the others, where known; `notes` are sentences for whoever uses the model.
     """
     parts = [
-        "---\ntags: [vision-transformer, image-classification]\n---",
-        f"# A Vision Transformer for {_counted(len(classes), 'class', 'classes')}",
+        f"---\ntags: [vision-transformer, {'image-classification' if config.labelled else 'self-supervised'}]\n---",
+        f"# A Vision Transformer for {_counted(len(classes), 'class', 'classes')}"
+        if config.labelled
+        else "# A Vision Transformer that learned without labels",
         _what(config),
         "## Trained on",
         _photos(config, classes, evaluation_summary),
@@ -56,11 +60,15 @@ def training_card(
         _table(("measure", "value"), _results(evaluation_summary)),
         "The course of the run is in metrics.jsonl, and in curves.png where matplotlib was installed.",
         "## Limits",
-        _limits(classes, evaluation_summary),
+        _limits(config, classes, evaluation_summary),
         *(["## Notes", "\n".join(f"- {escaped(note)}" for note in notes)] if notes else []),
         "## Use",
         '```python\nimport patchlight as pl\n\nloaded = pl.load("FOLDER")  # the folder that this file is in\n'
-        'print(pl.classify(loaded, "photo.jpg"))\n```',
+        + (
+            'print(pl.classify(loaded, "photo.jpg"))\n```'
+            if config.labelled
+            else 'image, view = loaded.preprocess("photo.jpg")\nprint(loaded.model.features(image[None]))\n```'
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -91,12 +99,20 @@ def _what(config: TrainConfig) -> str:
         text += f"; only {learnt}its head learned"
     if config.distill is not None:
         text += f"; {config.distill.kind} distillation from {escaped(_name(config.distill.teacher))}"
+    if config.dino is not None:
+        text += "; without labels (DINO: views of a photo are to get one answer)"
+    if config.mae is not None:
+        text += "; without labels (MAE: hidden patches are to be drawn)"
+    if config.subject is not None:
+        text += "; its last block's class token was taught by boxes to look at the subject"
     return text + "."
 
 
 def _photos(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, Any]) -> str:
     count = summary.get("photos")
     photos = "photos" if count is None else _counted(count, "photo", "photos")
+    if not config.labelled:
+        return f"{escaped(_name(config.data.train))}: {photos}. Labels, where there were any, were not learnt from."
     named = ", ".join(map(escaped, classes[:MOST_CLASSES]))
     more = f", and {len(classes) - MOST_CLASSES:,} more (all are in config.json)" if len(classes) > MOST_CLASSES else ""
     return (
@@ -108,6 +124,10 @@ def _photos(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, A
 def _measured_on(config: TrainConfig, summary: Mapping[str, Any]) -> str:
     count = summary.get("validation_photos")
     photos = "photos" if count is None else _counted(count, "photo", "photos")
+    if not config.labelled and summary.get("accuracy") is None:
+        return "Its photos have no labels to judge the features by."
+    if not config.labelled:
+        photos = f"the nearest neighbours of {photos}"
     if config.data.validation is None:
         return f"On {photos} held out from the same source (chosen by content, so that copies stay on one side):"
     return f"On {photos} of {escaped(_name(config.data.validation))}:"
@@ -122,7 +142,12 @@ def _results(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             yield title, " to ".join(form.format(each) for each in values)
 
 
-def _limits(classes: Sequence[str], summary: Mapping[str, Any]) -> str:
+def _limits(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, Any]) -> str:
+    if not config.labelled:
+        return (
+            "- It names nothing: it gives features. How good they are on photos of your own, `patchlight evaluate "
+            "FOLDER LABELLED_PHOTOS/ --knn` tells."
+        )
     lines = [
         f"It knows {_counted(len(classes), 'class', 'classes')} and answers with one of them whatever the photo shows.",
         "Photos from another camera, place or season than those above can be recognised far less often; evaluate it on "

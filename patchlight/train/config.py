@@ -11,6 +11,9 @@ from typing import Any, Literal
 from patchlight.config import JsonConfig, PreprocessConfig, ViTConfig, check_names, check_types, require, require_within
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
+from patchlight.train.dino import DinoConfig
+from patchlight.train.mae import MaeConfig
+from patchlight.train.subject import SubjectConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +97,11 @@ class TrainConfig(JsonConfig):
     preprocess: PreprocessConfig
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    # What is learnt, where it is not labels alone: from a teacher, without labels (DINO, MAE), or where subjects are.
     distill: DistillConfig | None = None
+    dino: DinoConfig | None = None
+    mae: MaeConfig | None = None
+    subject: SubjectConfig | None = None
     # A checkpoint to start from, as `patchlight.load` takes it; its head is replaced where the classes differ.
     start: str | None = None
     # Which blocks learn, counted from the end: None all and the embedding, 0 the head alone.
@@ -130,7 +137,13 @@ class TrainConfig(JsonConfig):
         require(self.model.in_channels == 3, f"photos have 3 channels, the model takes {self.model.in_channels}")
         require(self.ema is None or 0 < self.ema < 1, "ema must lie between 0 and 1, or be None")
         require(self.learning_blocks is None or self.learning_blocks >= 0, "learning_blocks must be 0 or more, or None")
-        require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
+        require(self.ema is None or self.dino is None, "dino publishes its teacher, an average already; set ema=None")
+        ways = [name for name in WAYS if getattr(self, name) is not None]
+        require(len(ways) < 2, f"a run learns in one way; drop one of {' and '.join(ways)}")
+        if self.labelled:
+            require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
+        else:
+            require(self.model.num_classes == 0, f"{ways[0]} learns without labels; set model.num_classes=0")
         require(self.distill is None or self.model.distill_token, "distillation needs model.distill_token=True (DeiT)")
         require(
             tuple(self.preprocess.image_size) == tuple(self.model.image_size),
@@ -140,6 +153,11 @@ class TrainConfig(JsonConfig):
             not self.augment.mix or self.augment.repeats == 1, "mixing would pair a photo with its own repeat; drop one"
         )
         require(not self.augment.mix or self.batch_size // self.accumulate % 2 == 0, "mixing needs an even batch_size")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether labels are learnt; self-supervision uses them, where there are any, to judge the features."""
+        return self.dino is None and self.mae is None
 
     def to_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -176,14 +194,18 @@ _PARTS: dict[str, type[JsonConfig]] = {
     "augment": AugmentConfig,
     "optim": OptimConfig,
     "distill": DistillConfig,
+    "dino": DinoConfig,
+    "mae": MaeConfig,
+    "subject": SubjectConfig,
 }
+WAYS = ("distill", "dino", "mae", "subject")
 
 
 def _check_nested(config: TrainConfig) -> None:
     for name, kind in _PARTS.items():
         value = getattr(config, name)
         require(
-            isinstance(value, kind) or (name == "distill" and value is None),
+            isinstance(value, kind) or (name in WAYS and value is None),
             f"{name}={value!r:.60} should be a {kind.__name__}",
         )
     check_types(config, skip=_PARTS)

@@ -76,7 +76,8 @@ class Stored(Protocol):
 
 
 class Dataset:
-    """Photos with one label each. What it holds of photos in files is their names; it is cheap to pickle."""
+    """Photos with one label each, and perhaps the subject's box. What it holds of photos in files is their names; it
+    is cheap to pickle."""
 
     def __init__(
         self,
@@ -86,14 +87,19 @@ class Dataset:
         *,
         images_NCHW: Tensor | None = None,
         files: Stored | None = None,
+        boxes_N4: Tensor | None = None,
         notes: Iterable[Note] = (),
     ) -> None:
         assert (images_NCHW is None) != (files is None)
         assert len(labels_N) == len(names)
+        assert boxes_N4 is None or (boxes_N4.shape == (len(names), 4) and boxes_N4.dtype == torch.float32)
         self.classes = tuple(classes)
         self.labels_N = labels_N  # int64
         self.names = names
         self.images_NCHW = images_NCHW  # uint8, if the whole set is in memory
+        # float32: x0, y0, x1, y1 in pixels of the whole upright photo, x1 and y1 exclusive; NaN where it has no box.
+        self.boxes_N4 = boxes_N4
+        self.extents_N2: Tensor | None = None  # (height, width) of photos that fill a part of their images
         self.notes = tuple(notes)
         self._files = files
         self._hashes: list[bytes] | None = None
@@ -144,7 +150,7 @@ class Dataset:
         return dataset
 
     def fingerprint(self) -> str:
-        """A sha256 that differs for other classes, labels, names, order or sizes of files, or other pixels in memory.
+        """A sha256 that differs for other classes, labels, boxes, names, order or sizes of files, or pixels in memory.
 
         Files are told apart by size and, 64 of them, by content: times of change would differ after a mere copy.
         """
@@ -155,6 +161,8 @@ class Dataset:
     def _compute_fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels_N.numpy().tobytes())
+        if self.boxes_N4 is not None:
+            digest.update(b"boxes" + self.boxes_N4.nan_to_num(-1.0).numpy().tobytes())  # NaN has more than one form
         if self.images_NCHW is not None:
             digest.update(self.images_NCHW.contiguous().numpy().tobytes())
             return digest.hexdigest()
@@ -176,6 +184,7 @@ class Dataset:
             Names(self.names[i] for i in places),
             images_NCHW=None if self.images_NCHW is None else self.images_NCHW[chosen],
             files=None if self._files is None else self._files.select(places),
+            boxes_N4=None if self.boxes_N4 is None else self.boxes_N4[chosen],
             notes=self.notes,
         )
         if self._hashes is not None:

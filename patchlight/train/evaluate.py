@@ -128,6 +128,9 @@ class Evaluation:
         low, high = ((middle + side * reach) / (1 + z**2 / n) for side in (-1, 1))
         return max(0.0, low), min(1.0, high)
 
+    def course(self) -> dict[str, float]:
+        return {"accuracy": self.accuracy}
+
     def summary(self) -> dict[str, Any]:
         """The figures that stand for the rest."""
         return {

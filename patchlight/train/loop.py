@@ -5,6 +5,7 @@ the model draws itself (stochastic depth) from (seed, step). The position of a r
 """
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -17,13 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.train.checkpoint import read_newest, write_checkpoint
 from patchlight.train.config import TrainConfig
-from patchlight.train.data import Batch, Dataset, batches, evaluation_batches, split, subset
-from patchlight.train.evaluate import Evaluation, evaluate
-from patchlight.train.objective import BothHeads, Classification, Teacher, loaded_teacher
+from patchlight.train.data import Batch, Dataset, batches, split, subset
+from patchlight.train.dino import Dino
+from patchlight.train.features import judge_features
+from patchlight.train.learner import Learner, Result
+from patchlight.train.mae import Mae
+from patchlight.train.objective import Classification, Teacher, loaded_teacher
 from patchlight.train.optim import WeightAverage, learning_rate, make_optimizer
 from patchlight.train.processes import Processes, find_processes
 from patchlight.train.publish import publish
@@ -31,6 +36,7 @@ from patchlight.train.run_folder import RunFolder
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
+from patchlight.train.subject import FindSubject, on_canvases
 from patchlight.weights.load import load
 
 
@@ -64,7 +70,7 @@ def train(
     teacher: Teacher | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     tell: Callable[[str], None] = lambda line: None,
-) -> Evaluation:
+) -> Result:
     """Train as the config says into the folder `out`, which `patchlight.load` takes afterwards.
 
     With `resume` an interrupted run goes on to the very weights that it would have reached; one that is finished is
@@ -86,10 +92,10 @@ def _train(
     teacher: Teacher | None,
     watch: Callable[[Progress], None],
     tell: Callable[[str], None],
-) -> Evaluation:
+) -> Result:
     # The photos. Everything that is wrong with them is said before the first step.
     training, validation = open_photos(config, tell)
-    if len(training.classes) != config.model.num_classes:
+    if config.labelled and len(training.classes) != config.model.num_classes:
         raise PatchlightError(
             f"{config.data.train}: has {len(training.classes)} classes, the model {config.model.num_classes}; "
             f"--set model.num_classes={len(training.classes)}"
@@ -101,13 +107,13 @@ def _train(
     # The model, who teaches it, and how it moves.
     torch.manual_seed(config.seed)
     vit = make_model(config, tell).to(processes.device)
-    if config.distill is not None and teacher is None:
-        teacher = loaded_teacher(load(config.distill.teacher, device=str(processes.device)), training.classes)
-    objective = Classification(config, teacher)
-    model = processes.spread(BothHeads(vit), config)
-    optimizer = make_optimizer(vit, config.optim, capturable=processes.device.type == "cuda")
+    learner = make_learner(vit, config, training, teacher).to(processes.device)
+    model = processes.spread(learner, config)  # before the optimizer, since sharding replaces the weights
+    optimizer = make_optimizer(learner, config.optim, capturable=processes.device.type == "cuda")
     average = None if config.ema is None else WeightAverage(vit, config.ema)
-    update = Step(model, objective.loss, optimizer, average, config, processes)
+    # Random parts of photos in files are cut by whoever reads them, from their full size.
+    cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
+    update = Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader)
 
     # Where it stands.
     start, seconds, accuracy, bad_losses, left_out = 0, 0.0, None, 0, 0
@@ -118,7 +124,7 @@ def _train(
         for note in notes:
             tell(note)
         _check_same_data(state["data"], training)
-        processes.load_state(vit, optimizer, state)
+        processes.load_state(learner, optimizer, state)
         if average is not None:
             average.load_state_dict(state["average"])
         seconds, accuracy, losses = state["seconds"], state["accuracy"], state["losses"]
@@ -129,7 +135,7 @@ def _train(
         folder.forget_after(start)
 
     def save(step: int) -> None:
-        weights, moments = processes.gather_state(vit, optimizer)
+        weights, moments = processes.gather_state(learner, optimizer)
         if processes.is_first:
             state = {
                 "model": weights,
@@ -149,21 +155,19 @@ def _train(
     def current() -> ViT:
         """The model as it is to be judged and published: the average, where there is one."""
         shown = ViT(config.model).to(processes.device).eval()
-        shown.load_state_dict(processes.gather_state(vit, None)[0] if average is None else average.state_dict())
+        shown.load_state_dict(
+            processes.gather_state(learner.shown(), None)[0] if average is None else average.state_dict()
+        )
         return shown
 
-    def judge(shown: ViT) -> Evaluation:
+    def judge(shown: ViT) -> Result:
         with torch.inference_mode(), processes.autocast(config):
-            images = evaluation_batches(
-                validation,
-                batch_size=min(1000, config.batch_size),
-                preprocess=config.preprocess,
-                workers=config.data.workers,
-                device=processes.device,
-            )
-            return evaluate(shown, images, training.classes)
+            if not config.labelled:
+                return judge_features(shown, training, validation, config, processes.device)
+            return learner.judge(shown, training, validation, processes.device)
 
     began = time.perf_counter()
+    reading = how_photos_are_read(config)
     stream = batches(
         training,
         seed=config.seed,
@@ -173,25 +177,23 @@ def _train(
         steps=steps - start,
         rank=processes.rank,
         world=processes.world,
-        image_size=config.model.image_size,
+        image_size=reading.image_size,
         augment=config.augment,
-        preprocess=config.preprocess,
+        preprocess=reading,
         workers=config.data.workers,
         device=processes.device,
     )
     next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
-    # Random parts of photos in files are cut by whoever reads them, from their full size.
-    cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
     with asked_to_stop() as asked, contextlib.closing(stream):
         parts = _micro_batches(stream, config.accumulate)
         for step in range(start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
+            learner.set_progress(step / steps)
             torch.manual_seed(_step_seed(config.seed, step, processes.rank))
             loss = 0.0
             try:
                 for part in range(config.accumulate):
-                    inputs = objective.prepare(next(parts), cropped=cut_by_reader)
-                    loss += update.learn(inputs, last=part == config.accumulate - 1)
+                    loss += update.learn(next(parts), last=part == config.accumulate - 1)
             except PatchlightError:
                 if not asked.signal:
                     raise
@@ -225,6 +227,7 @@ def _train(
                     left_out=left_out,
                     images_per_second=rate,
                     seconds=elapsed,
+                    **learner.measures(),
                 )
                 watch(Progress(done, steps, epoch, mean_loss, rate, accuracy))
             if done % config.log_every == 0:
@@ -233,9 +236,9 @@ def _train(
                 next_evaluation = _next_multiple(done, steps_an_epoch * config.evaluate_every)
                 shown = current()  # by all processes together, where each holds a part
                 if processes.is_first:
-                    accuracy = judge(shown).accuracy
-                    elapsed = seconds + time.perf_counter() - began
-                    folder.log(step=done, epoch=round(done / steps_an_epoch, 4), accuracy=accuracy, seconds=elapsed)
+                    result = judge(shown)
+                    accuracy, elapsed = result.accuracy, seconds + time.perf_counter() - began
+                    folder.log(step=done, epoch=round(done / steps_an_epoch, 4), seconds=elapsed, **result.course())
                 processes.wait()
             stop = processes.agree(asked.signal)
             if stop or done % config.checkpoint_every == 0:
@@ -250,20 +253,22 @@ def _train(
     seconds += time.perf_counter() - began
     if processes.is_first:
         if start < steps or not any("accuracy" in row and row["step"] == steps for row in folder.rows()):
-            folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), accuracy=result.accuracy, seconds=seconds)
+            folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), seconds=seconds, **result.course())
         notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
-        publish(folder, shown.cpu(), config, training, result, seconds, processes.hardware(), notes)
+        for name, content in learner.pictures(validation, processes.device).items():
+            folder.replace(name, content)
+        publish(folder, learner, shown.cpu(), training, result, seconds, processes.hardware(), notes)
     processes.wait()
     return result
 
 
 def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Dataset, Dataset]:
     """The training and the validation photos, without those that cannot be read."""
-    training = open_dataset(config.data.train)
+    training = open_dataset(config.data.train, labelled=config.labelled)
     validation = None
     if config.data.validation is not None:
-        validation = open_dataset(config.data.validation, "validation")
-    found = scan(training, validation, workers=config.data.workers)
+        validation = open_dataset(config.data.validation, "validation", labelled=config.labelled)
+    found = scan(training, validation, workers=config.data.workers, labelled=config.labelled)
     for problem in found.problems:
         tell(problem)
     if found.fatal:
@@ -280,8 +285,38 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
             f"{config.data.train}: leaves no photos to judge by; add photos (two or more a class), raise "
             "data.validation_share, or name others with data.validation"
         )
-    tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by, {len(training.classes)} classes")
+    classes = f", {len(training.classes)} classes" if len(training.classes) > 1 else ""
+    tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by{classes}")
+    if config.subject is not None:
+        side, workers = config.subject.canvas, config.data.workers
+        return on_canvases(training, side, workers), on_canvases(validation, side, workers)
     return training, validation
+
+
+def how_photos_are_read(config: TrainConfig) -> PreprocessConfig:
+    """What the parts and views are cut from, which the learner makes itself; else the model's own images."""
+    side: int | None = None
+    if config.subject is not None:
+        side = config.subject.canvas
+    elif config.dino is not None:
+        side = config.dino.photo_size_for(config.model)
+    if side is None:
+        return config.preprocess
+    return dataclasses.replace(config.preprocess, image_size=(side, side), resize="squash", crop_pct=1.0)
+
+
+def make_learner(vit: ViT, config: TrainConfig, training: Dataset, teacher: Teacher | None) -> Learner:
+    """What is learnt, as the settings say."""
+    if config.dino is not None:
+        return Dino(vit, config)
+    if config.mae is not None:
+        return Mae(vit, config)
+    if config.subject is not None:
+        return FindSubject(vit, config, training)
+    if config.distill is not None and teacher is None:
+        device = str(next(vit.parameters()).device)
+        teacher = loaded_teacher(load(config.distill.teacher, device=device), training.classes)
+    return Classification(vit, config, teacher)
 
 
 def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:

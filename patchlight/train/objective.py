@@ -5,33 +5,34 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
-from patchlight.images.augment import augment, mix
+from patchlight.images.augment import augment, mix, normalise
 from patchlight.images.draws import Draws
 from patchlight.models.vit import ViT
 from patchlight.train.config import DistillConfig, TrainConfig
-from patchlight.train.data import Batch
+from patchlight.train.data import Batch, Dataset, evaluation_batches
+from patchlight.train.evaluate import Evaluation, evaluate
+from patchlight.train.learner import Learner
 
 Teacher = Callable[[Tensor], Tensor]
 """Images (B, 3, H, W) with values from 0 to 1, as the student sees them, -> logits_BK of the student's classes."""
 
 
-class Classification:
+class Classification(Learner):
     """Learning to name photos."""
 
-    def __init__(self, config: TrainConfig, teacher: Teacher | None = None) -> None:
-        self.config, self.teacher = config, teacher
+    def __init__(self, vit: ViT, config: TrainConfig, teacher: Teacher | None = None) -> None:
+        super().__init__()
+        self.vit, self.config = vit, config
+        self.teacher = (teacher,)  # in a tuple, so that a module is not taken for a part of this one
+        self.records_prepare = teacher is None
         if (teacher is None) != (config.distill is None):
             raise PatchlightError("distillation needs both: the setting `distill`, and a teacher")
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
-        """The photos varied, mixed and normalised, their targets_BK, and with a teacher its logits_BK.
-
-        `cropped`: whoever read the photos has cut random parts out of them already.
-        """
+        """The photos varied, mixed and normalised, their targets_BK, and with a teacher its logits_BK."""
         config = self.config
         draws = Draws(config.seed, batch.epochs_B, batch.samples_B, batch.repeats_B)
         images_BCHW = augment(batch.images_BCHW, draws, config.augment, cropped=cropped)
@@ -39,22 +40,32 @@ class Classification:
             images_BCHW, batch.labels_B, config.model.num_classes, draws, config.augment, config.label_smoothing
         )
         inputs = (normalise(images_BCHW, config.preprocess), targets_BK)
-        if self.teacher is None:
+        (teacher,) = self.teacher
+        if teacher is None:
             return inputs
         with torch.no_grad():
-            return *inputs, self.teacher(images_BCHW).float()
+            return *inputs, teacher(images_BCHW).float()
 
-    def loss(
-        self, model: nn.Module, images_BCHW: Tensor, targets_BK: Tensor, taught_BK: Tensor | None = None
-    ) -> Tensor:
-        """The mean over the batch, and nothing that waits for the device."""
-        if taught_BK is None:
-            return F.cross_entropy(model(images_BCHW).float(), targets_BK)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        images_BCHW, targets_BK, *taught = inputs
+        if not taught:
+            return F.cross_entropy(self.vit(images_BCHW).float(), targets_BK)
+        (taught_BK,) = taught
         assert self.config.distill is not None
-        logits_BK, distilled_BK = model(images_BCHW, both=True)
+        logits_BK, distilled_BK = self.vit.both_logits(images_BCHW)
         told = F.cross_entropy(logits_BK.float(), targets_BK)
-        taught = distillation_loss(distilled_BK.float(), taught_BK, self.config.distill)
-        return (1 - self.config.distill.share) * told + self.config.distill.share * taught
+        distilled = distillation_loss(distilled_BK.float(), taught_BK, self.config.distill)
+        return (1 - self.config.distill.share) * told + self.config.distill.share * distilled
+
+    def judge(self, shown: ViT, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:
+        images = evaluation_batches(
+            validation,
+            batch_size=min(1000, self.config.batch_size),
+            preprocess=self.config.preprocess,
+            workers=self.config.data.workers,
+            device=device,
+        )
+        return evaluate(shown, images, training.classes)
 
 
 def distillation_loss(distilled_BK: Tensor, taught_BK: Tensor, config: DistillConfig) -> Tensor:
@@ -92,22 +103,3 @@ def loaded_teacher(loaded: Any, classes: tuple[str, ...]) -> Teacher:
         return logits_BK if order is None else logits_BK[:, order]
 
     return teach
-
-
-def normalise(images_BCHW: Tensor, preprocess: PreprocessConfig) -> Tensor:
-    """From 0..1 to the model's range."""
-    mean, std = (
-        torch.tensor(colour, device=images_BCHW.device)[:, None, None] for colour in (preprocess.mean, preprocess.std)
-    )
-    return (images_BCHW - mean) / std
-
-
-class BothHeads(nn.Module):
-    """A ViT that also gives its two heads' logits apart, so that data-parallel and compiled models can be asked."""
-
-    def __init__(self, vit: ViT) -> None:
-        super().__init__()
-        self.vit = vit
-
-    def forward(self, images_BCHW: Tensor, both: bool = False) -> Any:
-        return self.vit.both_logits(images_BCHW) if both else self.vit(images_BCHW)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.train.config import OptimConfig
+from patchlight.train.learner import Learner
 
 # Matrices that are kept in one another's continuation, and how many they are: each of them is turned for itself.
 JOINED_MATRICES = {"attn.qkv.weight": 3, "mlp.gate_and_up.weight": 2}
@@ -18,23 +19,28 @@ UNDECAYED = ("class_token", "distill_token", "registers", "table")
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def make_optimizer(model: ViT, config: OptimConfig, *, capturable: bool = False) -> "Optimizers":
+def make_optimizer(model: ViT | Learner, config: OptimConfig, *, capturable: bool = False) -> "Optimizers":
     """The optimizer for the parameters of a model that learn (`requires_grad`), in groups.
 
     Biases, norms, LayerScale, tokens and position tables are not decayed. With `layer_decay`, a layer's rate is
     layer_decay ** (layers above it): the embedding, tokens and positions are layer 0, then the blocks, then norm and
-    heads. With `capturable`, rates live in tensors on the device, so that `step` can be captured in a CUDA graph.
+    heads, and whatever else a learner has. With `capturable`, rates live in tensors on the device, so that `step` can
+    be captured in a CUDA graph.
     """
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not learning:
         raise PatchlightError("no parameter of the model has requires_grad=True; there is nothing to learn")
-    depth = len(model.blocks)
+    depth = len(model.blocks if isinstance(model, ViT) else model.vit.blocks)
     device = next(iter(learning.values())).device
     groups: dict[tuple[int, float, float], dict[str, Any]] = {}
     for name, weight in learning.items():
         parts = _matrices_for_muon(name, weight) if config.name == "muon" else 0
         rate = (config.muon_lr if parts else config.lr) * config.layer_decay ** (depth + 1 - _layer(name, depth))
         decay = config.weight_decay if weight.ndim > 1 and not name.endswith(UNDECAYED) else 0.0
+        if parts:
+            # All weights shrink alike, by lr * weight_decay a step. By muon_lr * weight_decay the matrices would stay
+            # so small that each step turned them by several per cent, and never settle.
+            decay *= config.lr / config.muon_lr
         if (parts, rate, decay) not in groups:
             lr = torch.tensor(rate, device=device) if capturable else rate
             groups[parts, rate, decay] = {"params": [], "lr": lr, "base_lr": rate, "weight_decay": decay}
@@ -56,15 +62,19 @@ def make_optimizer(model: ViT, config: OptimConfig, *, capturable: bool = False)
 
 
 def _layer(name: str, depth: int) -> int:
-    top, _, rest = name.partition(".")
+    top, _, rest = name.removeprefix("vit.").partition(".")
     if top == "blocks":
         return int(rest.partition(".")[0]) + 1
-    return depth + 1 if top in ("norm", "head", "distill_head") else 0
+    return (
+        0
+        if top in ("patch_embed", "positions", "class_token", "distill_token", "registers", "embed_norm")
+        else depth + 1
+    )
 
 
 def _matrices_for_muon(name: str, weight: Tensor) -> int:
     """How many matrices a parameter joins if Muon is to move it, or 0."""
-    if not name.startswith("blocks.") or weight.ndim != 2 or name.endswith(UNDECAYED):
+    if "blocks" not in name.split(".") or weight.ndim != 2 or name.endswith(UNDECAYED):
         return 0
     return next((parts for joined, parts in JOINED_MATRICES.items() if name.endswith(joined)), 1)
 

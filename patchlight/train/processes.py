@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from patchlight.errors import PatchlightError
-from patchlight.models.vit import ViT
+from patchlight.models.vit import Block
 from patchlight.train.config import TrainConfig
+from patchlight.train.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -55,38 +56,41 @@ class Processes:
             raise PatchlightError(
                 "photos are mixed in pairs, so that every process needs an even number; change batch_size"
             )
-        if config.sharded and (config.ema is not None or config.optim.name == "muon"):
-            raise PatchlightError("sharded=True goes with optim.name='adamw' and ema=None; change those")
+        if config.sharded and (config.ema is not None or config.optim.name == "muon" or config.dino is not None):
+            raise PatchlightError("sharded=True goes with optim.name='adamw', ema=None and no dino; change those")
 
     def autocast(self, config: TrainConfig) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
 
-    def spread(self, model: nn.Module, config: TrainConfig) -> nn.Module:
-        """The model as all processes train it together, compiled where asked for."""
-        vit: Any = model.vit
+    def spread(self, learner: Learner, config: TrainConfig) -> nn.Module:
+        """The learner as all processes train it together, compiled where asked for."""
+        model: nn.Module = learner
         if config.sharded and self.world > 1:
             from torch.distributed.fsdp import fully_shard
 
-            for block in vit.blocks:
+            for block in learner.vit.blocks:
                 fully_shard(block)
             fully_shard(model)
         if config.compile:
-            model.compile()
+            # Block by block: all blocks share one compiled form, so that it takes seconds whatever the depth.
+            for block in learner.modules():
+                if isinstance(block, Block):
+                    block.compile(dynamic=False)  # the few sizes that there are, each for itself
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
             model = nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
         return model
 
-    def gather_state(self, vit: ViT, optimizer: Any | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def gather_state(self, model: nn.Module, optimizer: Any | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """The weights and the optimizer's moments, whole, on every process."""
-        if self.world > 1 and any(_is_sharded(parameter) for parameter in vit.parameters()):
-            weights = {name: _whole(value) for name, value in vit.state_dict().items()}
+        if self.world > 1 and any(_is_sharded(parameter) for parameter in model.parameters()):
+            weights = {name: _whole(value) for name, value in model.state_dict().items()}
             return weights, None if optimizer is None else _map_tensors(optimizer.state_dict(), _whole)
-        return dict(vit.state_dict()), None if optimizer is None else optimizer.state_dict()
+        return dict(model.state_dict()), None if optimizer is None else optimizer.state_dict()
 
-    def load_state(self, vit: ViT, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_state(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
         """The inverse, from a checkpoint."""
-        vit.load_state_dict(_cut_like(state["model"], vit.state_dict()))
+        model.load_state_dict(_cut_like(state["model"], model.state_dict()))
         optimizer.load_state_dict(_cut_like(state["optimizer"], optimizer.state_dict()))
 
     def hardware(self) -> str:

@@ -1,27 +1,34 @@
 """What a finished run leaves: a model that `patchlight.load` takes, its card and its curves."""
 
+from pathlib import Path
+
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
+from patchlight.files import replacing
 from patchlight.models.vit import ViT
 from patchlight.train.card import training_card
-from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset
-from patchlight.train.evaluate import Evaluation
+from patchlight.train.learner import Learner, Result
 from patchlight.train.run_folder import RunFolder
+from patchlight.weights.load import ASSETS, load
+from patchlight.weights.read import check_finite
 from patchlight.weights.save import save
 
 
 def publish(
     folder: RunFolder,
+    learner: Learner,
     model: ViT,
-    config: TrainConfig,
     training: Dataset,
-    result: Evaluation,
+    result: Result,
     seconds: float,
     hardware: str,
     notes: list[str],
 ) -> None:
-    save(model, folder.path, preprocess=config.preprocess, labels=training.classes, overwrite=True)
+    config = learner.config
+    labels = training.classes if config.labelled else None
+    extras = learner.published_with()
+    save(model, folder.path, preprocess=config.preprocess, labels=labels, overwrite=True, **extras)
     summary = result.summary() | {"photos": len(training), "validation_photos": result.photos}
     card = training_card(config, training.classes, summary, seconds, hardware, notes)
     folder.replace("README.md", card.encode())
@@ -30,3 +37,17 @@ def publish(
         folder.replace("curves.png", plot.to_png(axes[0].figure))
     except PatchlightError:
         pass  # no matplotlib: the numbers are in metrics.jsonl
+
+
+def put_into_package(run: str | Path, assets: Path = ASSETS) -> Path:
+    """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card."""
+    folder = RunFolder(run)
+    loaded = load(folder.path)
+    loaded.model.half()
+    check_finite(dict(loaded.model.state_dict()), f"{run} in half precision")
+    target = save(loaded, assets / "default", overwrite=True)
+    card = folder.path / "README.md"
+    if card.is_file():
+        with replacing(target / "README.md") as temporary:
+            temporary.write_bytes(card.read_bytes())
+    return target

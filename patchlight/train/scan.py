@@ -44,10 +44,12 @@ def scan(
     validation: Dataset | None = None,
     workers: int = 2,
     tell: Callable[[int, int], None] | None = None,
+    *,
+    labelled: bool = True,
 ) -> Scan:
     """Read every file of both sets, in `workers` processes; `tell` hears (photos read, photos in all) now and then.
 
-    Sets in memory were checked when they were opened, and are not read again.
+    Classes do not matter unless `labelled`. Sets in memory were checked when they were opened, and are not read again.
     """
     total = sum(len(dataset) for dataset in (train, validation) if dataset is not None)
     training = _read_all(train, workers, tell, 0, total)
@@ -60,7 +62,7 @@ def scan(
     with_photos = _labels_with_photos(train, training)
     if not with_photos:
         fatal.append("there are no photos to train on" + (": none can be read" if len(train) else ""))
-    elif len(with_photos) < 2:
+    elif labelled and len(with_photos) < 2:
         only = train.classes[with_photos.pop()]
         fatal.append(f"all photos to train on are of one class, {only!r}; at least two are needed")
     if validation is not None:

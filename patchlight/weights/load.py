@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig, check_names
+from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig, check_names
 from patchlight.errors import PatchlightError
 from patchlight.images.preprocess import Preprocess
 from patchlight.images.preprocess import from_timm as timm_preprocess
@@ -87,6 +87,8 @@ class Loaded:
     config: ViTConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None
+    subject: SubjectHeat | None
+    """How it says where the subject is, if it was taught to."""
     provenance: Provenance
     why: Mapping[str, str]
     """Where each setting of the config came from: shapes, config.json, the catalogue, a convention, or you."""
@@ -136,6 +138,7 @@ def load(
         reading = _read(state, encoder, found, overrides)
         own_preprocess = _own_preprocess(found, asked=preprocess is not None)
         labels = _labels(found, reading.config)
+        subject = _subject(found)
     notes = _notes(encoder, left_out, reading)
 
     with _naming(str(source), "an override cannot be"):
@@ -151,6 +154,7 @@ def load(
         config=config,
         preprocess=_preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides),
         labels=labels if config.num_classes == reading.config.num_classes else None,
+        subject=subject,
         provenance=Provenance(str(source), encoder.origin.name, found.weights, _licence(found)),
         why=reading.why | dict.fromkeys(overrides, "you"),
         notes=tuple(notes),
@@ -450,6 +454,11 @@ def _licence(found: Found) -> str | None:
     if "patchlight" in found.config:
         return found.config["patchlight"].get("licence")
     return found.entry.licence if found.entry else None
+
+
+def _subject(found: Found) -> SubjectHeat | None:
+    values = (found.config.get("patchlight") or {}).get("subject")
+    return None if values is None else SubjectHeat.from_dict(values)
 
 
 def _labels(found: Found, config: ViTConfig) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.models.vit import ViT
@@ -26,6 +26,7 @@ def save(
     layout: Literal["patchlight", "transformers", "timm"] = "patchlight",
     preprocess: PreprocessConfig | None = None,
     labels: Sequence[str] | None = None,
+    subject: SubjectHeat | None = None,
     licence: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -33,12 +34,13 @@ def save(
 
     `layout="transformers"` is read by ViTModel and ViTForImageClassification, `layout="timm"` by
     `timm.create_model("local-dir:FOLDER")`; an architecture that the library does not have raises. What came with a
-    loaded model (preprocessing, labels, licence) goes along unless given.
+    loaded model (preprocessing, labels, how it finds subjects, licence) goes along unless given.
     """
     vit = model.model if isinstance(model, Loaded) else model
     if isinstance(model, Loaded):
         preprocess = preprocess or model.preprocess.config
         labels = labels if labels is not None else model.labels
+        subject = subject or model.subject
         licence = licence or model.provenance.licence
     if not isinstance(vit, ViT):
         raise PatchlightError(f"save takes a ViT, or what load gave, not a {type(vit).__name__}")
@@ -59,6 +61,7 @@ def save(
         "preprocess": preprocess.to_dict(),
         "preprocess_fingerprint": preprocess.fingerprint(),
         "labels": None if labels is None else list(labels),
+        "subject": None if subject is None else subject.to_dict(),
         "licence": licence,
     }
     if labels is not None and layout == "transformers":

@@ -343,7 +343,8 @@ def test_bfloat16(changes: dict[str, Any]) -> None:
     reference = model(image)
     with torch.autocast("cpu", torch.bfloat16):
         similar(model(image).float(), reference)
-        assert model.embed(image)[0].dtype == torch.float32 or model.config.num_prefix == 0
+        # Some devices' autocast norms in float32.
+        assert model.embed(image)[0].dtype == torch.bfloat16 or model.config.embed_norm
     half = model.bfloat16()(image)
     assert half.dtype == torch.bfloat16
     similar(half.float(), reference)

@@ -168,14 +168,14 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(whole: Path, photos: Path, tm
 def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, bad = Classification.loss, {3, 4, 7}
+    loss, bad = Classification.forward, {3, 4, 7}
     calls = [0]
 
-    def poisoned(self: Classification, model: Any, *inputs: Tensor) -> Tensor:
+    def poisoned(self: Classification, *inputs: Tensor) -> Tensor:
         calls[0] += 1
-        return loss(self, model, *inputs) * (torch.nan if calls[0] in bad else 1.0)
+        return loss(self, *inputs) * (torch.nan if calls[0] in bad else 1.0)
 
-    monkeypatch.setattr(Classification, "loss", poisoned)
+    monkeypatch.setattr(Classification, "forward", poisoned)
     told: list[str] = []
     train(settings(photos, bad_losses=3), tmp_path / "some", tell=told.append)
     assert [line.split(":")[0] for line in told if "left out" in line] == ["step 3", "step 4", "step 7"]
@@ -192,16 +192,16 @@ def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
 def test_gradients_that_are_no_numbers_never_reach_the_weights(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss, calls = Classification.loss, [0]
+    loss, calls = Classification.forward, [0]
 
-    def steep(self: Classification, model: Any, images_BCHW: Tensor, *targets: Tensor) -> Tensor:
+    def steep(self: Classification, *inputs: Tensor) -> Tensor:
         calls[0] += 1
-        value = loss(self, model, images_BCHW, *targets)
+        value = loss(self, *inputs)
         if calls[0] == 4:  # finite, with a slope that is not: the root at zero
-            value = value + (model.vit.class_token * 0).sum().abs().sqrt()
+            value = value + (self.vit.class_token * 0).sum().abs().sqrt()
         return value
 
-    monkeypatch.setattr(Classification, "loss", steep)
+    monkeypatch.setattr(Classification, "forward", steep)
     told: list[str] = []
     train(settings(photos, checkpoint_every=1), tmp_path, tell=told.append)
     assert [line.split(":")[0] for line in told if "left out" in line] == ["step 4"]

@@ -1,0 +1,77 @@
+"""What a run trains: a ViT and whatever takes part in teaching it. Each way of learning is one `Learner`."""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from patchlight.models.vit import ViT
+from patchlight.train.data import Batch, Dataset
+
+if TYPE_CHECKING:  # it holds the learners' settings
+    from patchlight.train.config import TrainConfig
+
+
+class Result(Protocol):
+    """What came of judging a model."""
+
+    @property
+    def photos(self) -> int: ...
+    @property
+    def accuracy(self) -> float | None: ...
+    def summary(self) -> dict[str, Any]:
+        """For the card."""
+
+    def course(self) -> dict[str, float]:
+        """For a line of metrics."""
+
+
+class Learner(nn.Module):
+    """Photos in, loss out. Its parameters and buffers are what a checkpoint keeps.
+
+    On a GPU a whole step is recorded once and replayed (see step.py), so `prepare`, `forward` and `after_move` may
+    neither wait for the device nor branch on its values; numbers that change from step to step live in buffers, which
+    `set_progress` fills.
+    """
+
+    vit: ViT
+    config: "TrainConfig"
+    records_prepare = True
+    """Whether `prepare` can be recorded; not where it calls what a user gave."""
+
+    def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
+        """From photos as they were read to what `forward` takes. Whatever is random in it comes from `Draws`.
+
+        `cropped`: whoever read the photos has cut random parts out of them already.
+        """
+        raise NotImplementedError
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The loss, in the mean over the batch."""
+        raise NotImplementedError
+
+    def set_progress(self, done: float) -> None:
+        """Before each step: the share of the run that is done, from 0 to 1."""
+
+    def after_move(self) -> None:
+        """The weights have moved."""
+
+    def measures(self) -> dict[str, float]:
+        """For the next line of metrics. Raises `PatchlightError` where there is no point in going on."""
+        return {}
+
+    def shown(self) -> ViT:
+        """The model that is judged and published, where no average of the weights is kept."""
+        return self.vit
+
+    def judge(self, shown: ViT, training: Dataset, validation: Dataset, device: torch.device) -> Result:
+        """How good the shown model is on photos that it did not learn from."""
+        raise NotImplementedError
+
+    def published_with(self) -> dict[str, Any]:
+        """What else `save` is told of the model."""
+        return {}
+
+    def pictures(self, validation: Dataset, device: torch.device) -> dict[str, bytes]:
+        """PNG files for the run's folder, by name."""
+        return {}
