@@ -365,6 +365,60 @@ def variant(name: str, **changes: Any) -> ViTConfig:
     return ViTConfig(**settings)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration(JsonConfig):
+    """How far a model's boxes can be trusted, fitted on photos whose boxes are known (benchmarks/localize.py).
+
+    confidence = sigmoid(bias + the sum of weight * measure), see `localize.decide.Measures`: that the box overlaps the
+    subject's by half or more.
+    """
+
+    bias: float
+    mean: float = 0.0
+    peak: float = 0.0
+    sharpness: float = 0.0
+    outside: float = 0.0
+    others: float = 0.0
+    size: float = 0.0
+    touching: float = 0.0
+    sure: float = 0.5  # the least confidence of an answer "subject"
+    nothing: float = 0.0  # with less than this there is nothing in the photo
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(
+            0 <= self.nothing <= self.sure <= 1,
+            f"nothing={self.nothing} and sure={self.sure} must be confidences from 0 to 1, the first not the larger",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubjectHeat(JsonConfig):
+    """How a model that was taught to find subjects says where: the share of each patch that the subject covers.
+
+    heat_hw = sigmoid(scale * score + bias), where score is q_class . k_patch / sqrt(E) of the last block, the mean over
+    its heads: the class token's attention before the softmax.
+    """
+
+    scale: float
+    bias: float
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.calibration, dict):  # as JSON holds it
+            object.__setattr__(self, "calibration", Calibration.from_dict(self.calibration))
+        check_types(self)
+        require(self.scale > 0, f"scale={self.scale} must be more than 0")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; a calibration is an object of its own, and left out where there is none."""
+        values = JsonConfig.to_dict(self)
+        if self.calibration is None:
+            del values["calibration"]
+            return values
+        return values | {"calibration": self.calibration.to_dict()}
+
+
 def check_names(config_type: type, settings: dict[str, Any]) -> None:
     """Refuse settings that the config does not have, with the nearest name it has."""
     names = _field_names(config_type)
@@ -405,7 +459,8 @@ def _spell(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         spelt = {Size: "a whole number, or two of them (height, width)", Colour: "three numbers (red, green, blue)"}
         return spelt.get(hint, f"{len(typing.get_args(hint))} numbers")
-    return {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}[hint]
+    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
+    return plain.get(hint) or f"a {hint.__name__}"
 
 
 def _as_tuple(value: Any) -> Any:

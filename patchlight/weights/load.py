@@ -202,8 +202,6 @@ def find(source: str | Path, revision: str | None = None) -> Found:
     """The weights file of a source, and the config files beside it."""
     name = str(source)
     if name == "default":
-        if not (ASSETS / "default").is_dir():
-            raise CheckpointError("default: this version carries no model of its own yet; name a checkpoint")
         return _in_folder(name, ASSETS / "default", None)
     if name.startswith("hf:"):
         return _in_folder(name, fetch(name.removeprefix("hf:"), revision), find_by_hub(name.removeprefix("hf:")))

@@ -95,6 +95,7 @@ def _write(folder: Path, files: dict[str, bytes | State], *, overwrite: bool) ->
                     temporary.write_bytes(content)
                 else:
                     save_file(content, temporary, {"format": "pt"})
+                    temporary.chmod(folder.stat().st_mode & 0o666)  # safetensors lets nobody but the owner read
         except (OSError, SafetensorError) as error:
             raise PatchlightError(f"{folder / name}: could not be written ({error})") from None
     return folder

@@ -1,6 +1,7 @@
 """What `load` makes of a checkpoint beyond its numbers: settings, where they came from, what it says."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +222,23 @@ def test_provenance(tmp_path: Path) -> None:
         ("dino-vit16", "did you mean 'dino-vits16'"),
         ("nonsense/really", "`patchlight models` lists the names"),
         ("hf:not a name", "not a name on the hub; write hf:owner/name"),
-        ("default", "carries no model of its own yet"),
     ],
 )
 def test_sources_that_are_not_there(source: str, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         load(source)
+
+
+def test_the_default_model_is_inside_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchlight.weights.load.fetch", lambda *_: pytest.fail("no network is needed"))
+    began = time.perf_counter()
+    loaded = load("default")
+    assert time.perf_counter() - began < 1
+    assert loaded.subject is not None
+    assert loaded.labels is not None
+    assert loaded.config.num_classes == len(loaded.labels)
+    assert loaded.provenance.path.stat().st_size < 16_000_000
+    assert loaded.provenance.path.stat().st_mode & 0o444 == 0o444
 
 
 def test_without_a_network_the_hub_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

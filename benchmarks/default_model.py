@@ -1,0 +1,254 @@
+"""How well a model finds subjects, and how good its features are: the figures that the default model is judged by.
+
+    python benchmarks/default_model.py MODEL           # a folder, a checkpoint file, or a name that `load` takes
+    python benchmarks/default_model.py MODEL --photos 100 --methods subject tokencut --held-out 0
+
+Localisation: the box that each method finds first, against the subject's box in boxes.json. `.5` and `.7` are CorLoc,
+the share of photos where the two overlap by that much (intersection over union), `IoU` is the mean overlap. Off-centre
+photos are the same, cropped on two sides so that the subject's whole box lies within 4 % of one corner, the four
+corners in turn. Beside them stand boxes that look at nothing: the whole photo, and its middle with 0.7 of either side.
+
+Features: the share of 1,000 held-out training photos (of ../shared/data/photos, 360 classes) that their 20 nearest
+neighbours among the other training photos name right.
+
+Needs torch, numpy, Pillow and safetensors only; takes a GPU where there is one.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+import patchlight as pl
+from patchlight.images.decode import decode
+from patchlight.localizing.find import from_heat
+from patchlight.localizing.heat import Looks, resolve_method
+
+CORNERS = ("top left", "top right", "bottom left", "bottom right")
+MARGIN = 0.04
+"""How far from the corner an off-centre subject may lie, as a share of the frame."""
+
+SOURCES = {"pets": "pets", "cub": "birds", "deer": "deer"}
+"""How a photo's `source` begins, and what it shows."""
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+CPU_NEIGHBOURS = 2000
+
+
+class Shown(NamedTuple):
+    """A photo as it is shown to the model, and its subject's box in it."""
+
+    photo: Image.Image
+    box: pl.Box
+    kind: str
+    place: str
+
+
+def off_centre(photo: Image.Image, box: pl.Box, corner: str) -> tuple[Image.Image, pl.Box]:
+    """The photo cropped on two sides so that the box lies within MARGIN of this corner, and the box in it."""
+
+    def cut(before: float, side: int) -> int:
+        # The least cut c that leaves no more than the margin: before - c <= MARGIN * (side - c).
+        least = math.ceil((before - MARGIN * side) / (1 - MARGIN))
+        return min(max(0, least), math.floor(before))  # and never takes a part of the subject
+
+    width, height = photo.size
+    left = cut(box.left, width) if "left" in corner else 0
+    right = width - (cut(width - box.right, width) if "right" in corner else 0)
+    top = cut(box.top, height) if "top" in corner else 0
+    bottom = height - (cut(height - box.bottom, height) if "bottom" in corner else 0)
+    moved = pl.Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
+    return photo.crop((left, top, right, bottom)), moved
+
+
+def boxes_that_look_at_nothing(size: tuple[int, int]) -> dict[str, pl.Box]:
+    width, height = size
+    whole = pl.Box(0, 0, width, height)
+    return {"whole photo": whole, "centre 0.7": whole.expanded(-0.15)}
+
+
+def rows_of(folder: Path, a_source: int | None) -> list[dict[str, Any]]:
+    """The photos of boxes.json, of each source at most this many, taken evenly."""
+    rows = json.loads((folder / "boxes.json").read_text())
+    chosen = []
+    for source in SOURCES:
+        own = [row for row in rows if row["source"].split("/")[0] == source]
+        count = len(own) if a_source is None else min(a_source, len(own))
+        chosen += [own[index * len(own) // count] for index in range(count)]
+    return chosen
+
+
+def shown(folder: Path, row: dict[str, Any], corner: str) -> list[Shown]:
+    photo, box = decode(folder / row["file"]).image, pl.Box(*row["box"])
+    kind = SOURCES[row["source"].split("/")[0]]
+    return [Shown(photo, box, kind, "centred"), Shown(*off_centre(photo, box, corner), kind, "off-centre")]
+
+
+class Overlaps:
+    """Intersections over union by place (centred or not), method and kind of subject."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+
+    def add(self, item: Shown, method: str, box: pl.Box | None) -> None:
+        overlap = 0.0 if box is None else box.iou(item.box)
+        for kind in (item.kind, "all"):
+            self.values[item.place, method, kind].append(overlap)
+
+    def figures(self, place: str, method: str, kind: str) -> tuple[float, float, float]:
+        """CorLoc at 0.5 and 0.7, and the mean overlap."""
+        overlaps = torch.tensor(self.values[place, method, kind], dtype=torch.float64)
+        return tuple(value.double().mean().item() for value in (overlaps >= 0.5, overlaps >= 0.7, overlaps))  # type: ignore[return-value]
+
+    def table(self) -> str:
+        kinds = [*SOURCES.values(), "all"]
+        methods = list(dict.fromkeys(method for _, method, _ in self.values))
+        lines = []
+        for place in ("centred", "off-centre"):
+            counts = [len(self.values[place, methods[0], kind]) for kind in kinds]
+            titles = (f"{kind} ({count})" for kind, count in zip(kinds, counts, strict=True))
+            lines.append(f"{place:12}" + "".join(f"  {title:^18}" for title in titles))
+            lines.append(f"{'':12}" + "      .5    .7   IoU" * len(kinds))
+            for method in methods:
+                line = f"{method:12}"
+                for kind in kinds:
+                    half, more, mean = self.figures(place, method, kind)
+                    line += f"   {100 * half:5.1f} {100 * more:5.1f}  {mean:.3f}"
+                lines.append(line)
+        return "\n".join(lines)
+
+
+def localisation(
+    loaded: pl.Loaded, folder: Path, rows: Sequence[dict[str, Any]], methods: Sequence[str], batch: int
+) -> tuple[Overlaps, dict[str, float]]:
+    """The overlaps, and the seconds that the model and each method's maps and boxes took."""
+    overlaps, seconds = Overlaps(), dict.fromkeys(["reading", "model", *methods], 0.0)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            tell(f"photos {start:,} of {len(rows):,}")
+            began = time.perf_counter()
+            corners = [CORNERS[(start + index) % 4] for index in range(len(part))]
+            items = [item for pair in pool.map(shown, [folder] * len(part), part, corners) for item in pair]
+            prepared = list(pool.map(lambda item: loaded.preprocess(item.photo), items))
+            images_BCHW = torch.stack([image_CHW for image_CHW, _ in prepared])
+            views = [view for _, view in prepared]
+            seconds["reading"] += time.perf_counter() - began
+            began = time.perf_counter()
+            looks = Looks(loaded, images_BCHW, methods)
+            finish(loaded)
+            seconds["model"] += time.perf_counter() - began
+            for item in items:
+                for name, box in boxes_that_look_at_nothing(item.photo.size).items():
+                    overlaps.add(item, name, box)
+            for method in methods:
+                began = time.perf_counter()
+                used = resolve_method(loaded, method)
+                found = from_heat(looks.heat(method), views, loaded.config, used)
+                seconds[method] += time.perf_counter() - began
+                for item, result in zip(items, found, strict=True):
+                    overlaps.add(item, method, result.subjects[0].box if result.subjects else None)
+    return overlaps, seconds
+
+
+def nearest_neighbours(
+    loaded: pl.Loaded, folder: Path, held_out: int, neighbours: int | None, batch: int
+) -> tuple[float, int, int]:
+    """The k-NN accuracy, the number of neighbours to choose from, and of classes."""
+    from patchlight.train.features import features_of, knn_accuracy
+
+    labels = json.loads((folder / "labels.json").read_text())
+    classes = {name: index for index, name in enumerate(sorted(set(labels.values())))}
+    names = sorted(labels)
+    random.Random(0).shuffle(names)
+    asked = names[:held_out]
+    known = names[held_out:] if neighbours is None else names[held_out : held_out + neighbours]
+    zips = [zipfile.ZipFile(path) for path in sorted(folder.glob("photos-*.zip"))]
+    holder = {member: file for file in zips for member in file.namelist()}
+
+    def prepared(content: bytes) -> Tensor:
+        return loaded.preprocess(decode(content))[0]
+
+    def batches(chosen: Sequence[str]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for start in range(0, len(chosen), batch):
+            part = chosen[start : start + batch]
+            # A zip file is read by one thread, in order; decoding takes longer, and is shared out.
+            contents = [holder[f"{name}.webp"].read(f"{name}.webp") for name in part]
+            labels_B = torch.tensor([classes[labels[name]] for name in part])
+            yield torch.stack(list(pool.map(prepared, contents))), labels_B, torch.arange(start, start + len(part))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        train_ND, train_labels_N = features_of(loaded.model, batches(known), tell=tell)
+        test_MD, test_labels_M = features_of(loaded.model, batches(asked), tell=tell)
+    device = loaded.model.norm.weight.device
+    result = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, device=device)
+    return result.accuracy, len(known), len(classes)
+
+
+def finish(loaded: pl.Loaded) -> None:
+    """Wait for the GPU, so that what is timed is what was done."""
+    if loaded.model.norm.weight.is_cuda:
+        torch.cuda.synchronize()
+
+
+def tell(progress: str) -> None:
+    print(f"\r{progress:40}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--data", type=Path, default=SHARED / "localize", help="photos with boxes.json")
+    parser.add_argument("--training", type=Path, default=SHARED / "photos", help="labelled photos, for the features")
+    parser.add_argument("--methods", nargs="+", help="else all that the model can do")
+    parser.add_argument("--photos", type=int, help="of each source at most, taken evenly")
+    parser.add_argument(
+        "--held-out", type=int, default=1000, help="photos to name by their neighbours; 0 leaves it out"
+    )
+    parser.add_argument(
+        "--neighbours", type=int, help=f"to choose from; else all of them, or {CPU_NEIGHBOURS:,} without a GPU"
+    )
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    arguments = parser.parse_args()
+
+    loaded = pl.load(arguments.model, device=arguments.device)
+    possible = ["cls"] * loaded.config.class_token + ["rollout", "lost", "tokencut"]
+    methods = arguments.methods or ["subject"] * (loaded.subject is not None) + possible
+    rows = rows_of(arguments.data, arguments.photos)
+    began = time.perf_counter()
+    overlaps, seconds = localisation(loaded, arguments.data, rows, methods, arguments.batch)
+    tell("")
+    print(f"\r{arguments.model}, {len(rows)} photos of {arguments.data}, on {arguments.device}")
+    print(overlaps.table())
+    each = ", ".join(f"{name} {1000 * spent / (2 * len(rows)):.1f}" for name, spent in seconds.items())
+    print(f"milliseconds a photo: {each}; {time.perf_counter() - began:.0f} s in all")
+    if arguments.held_out:
+        began, most = time.perf_counter(), arguments.neighbours
+        if most is None and arguments.device == "cpu":
+            most = CPU_NEIGHBOURS
+        accuracy, known, classes = nearest_neighbours(
+            loaded, arguments.training, arguments.held_out, most, arguments.batch
+        )
+        tell("")
+        print(
+            f"\rk-NN: {accuracy:.1%} of {arguments.held_out:,} held-out photos right, {classes} classes, "
+            f"{known:,} photos to choose neighbours from; {time.perf_counter() - began:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""Photos in, subjects out: boxes in the photo's own pixels, how far to trust them, and the heat that they came from."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchlight.config import Calibration, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.explain.attention import patch_pixels
+from patchlight.geometry import Box, View
+from patchlight.images.decode import Decoded, decode
+from patchlight.images.preprocess import Preprocess
+from patchlight.localizing.boxes import Edges, Region, regions_of
+from patchlight.localizing.closer import Mosaic, Tiles, around, look_at
+from patchlight.localizing.decide import GENERIC, Decision, decide
+from patchlight.localizing.heat import Looks, Method, heat_maps, resolve_method
+from patchlight.weights.load import Loaded, load
+
+LOOKS_AT_ONCE = 32
+"""Parts of photos that go through the model together: bounds the memory."""
+
+MOST_TILES = 16
+"""Down or across; each is a pass of the model."""
+
+LIKE_THE_FIRST = 0.5
+"""How far the box of a second look overlaps the first one at least; else it is of something else."""
+
+Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that a photo is about."""
+
+    box: Box
+    """In pixels of the photo, upright as a viewer shows it."""
+    score: float
+    """The mean heat of its patches, 0 to 1; to be compared within one method only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Localization:
+    """What was found in one photo."""
+
+    subjects: tuple[Subject, ...]
+    """Those with the most heat first; empty where nothing stands out."""
+    decision: Decision
+    """Whether the first box can be relied on; boxes are given whatever it says."""
+    confidence: float
+    """That the first box overlaps the subject's by half or more, 0 to 1; 0 where there is none."""
+    heat_hw: Tensor
+    """float32, 0 to 1, over the patches of what the model saw, see `view`; on the CPU."""
+    mask_hw: Tensor
+    """bool: the patches that belong to the subjects."""
+    view: View
+    patch_size: tuple[float, float]
+    """(height, width) of a patch in pixels of the model's image."""
+    method: Method
+
+
+@overload  # a path is a sequence, too, of letters: the first that fits is taken
+def localize(  # type: ignore[overload-overlap]
+    photos: Photo,
+    model: str | os.PathLike[str] | Loaded = ...,
+    method: str = ...,
+    *,
+    subjects: int | Literal["all"] = ...,
+    threshold: float | None = ...,
+    min_area: float = ...,
+    second_look: bool = ...,
+    tiles: tuple[int, int] | int | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+) -> Localization: ...
+
+
+@overload
+def localize(
+    photos: Sequence[Photo],
+    model: str | os.PathLike[str] | Loaded = ...,
+    method: str = ...,
+    *,
+    subjects: int | Literal["all"] = ...,
+    threshold: float | None = ...,
+    min_area: float = ...,
+    second_look: bool = ...,
+    tiles: tuple[int, int] | int | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+) -> list[Localization]: ...
+
+
+def localize(
+    photos: Photo | Sequence[Photo],
+    model: str | os.PathLike[str] | Loaded = "default",
+    method: str = "auto",
+    *,
+    subjects: int | Literal["all"] = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+    second_look: bool = False,
+    tiles: tuple[int, int] | int | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int = 32,
+) -> Localization | list[Localization]:
+    """Find the subjects of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what `decode` gave).
+
+    Several photos give a list, in their order. `model` is what `load` takes, or gave. `subjects` is how many of a photo
+    are wanted at most, or "all". `threshold` is the least heat of a subject's patch (None: from the map itself) and
+    `min_area` the share of the frame that a box covers at least. `second_look` looks once more at each found box, with
+    more pixels; `tiles`, (down, across) or one number for both, looks at overlapping parts of the photo besides the
+    whole, for subjects that are small in large photos.
+    """
+    most = _most(subjects)
+    parts = _tiles(tiles)
+    if batch_size < 1:
+        raise PatchlightError(f"batch_size={batch_size} must be 1 or more")
+    one = isinstance(photos, str | os.PathLike | bytes | Image.Image | np.ndarray | Decoded)
+    several: list[Any] = [photos] if one else list(photos)  # type: ignore[arg-type]
+    loaded = _loaded(model, device)
+    resolve_method(loaded, method)  # before any photo is read
+    found: list[Localization] = []
+    for start in range(0, len(several), batch_size):
+        part = several[start : start + batch_size]
+        found += _localize(loaded, part, method, most, threshold, min_area, second_look, parts)
+    return found[0] if one else found
+
+
+def _localize(
+    loaded: Loaded,
+    photos: Sequence[Photo],
+    method: str,
+    most: int | None,
+    threshold: float | None,
+    min_area: float,
+    second_look: bool,
+    tiles: Tiles | None,
+) -> list[Localization]:
+    """The photos of one batch."""
+    times = (2, 2) if second_look else (1, 1)
+    if tiles is not None:
+        times = (times[0] * tiles[0], times[1] * tiles[1])
+    decoded = [read(photo, loaded.preprocess, times) for photo in photos]
+    settings: dict[str, Any] = {"most": most, "threshold": threshold, "min_area": min_area}
+    if tiles is not None:
+        found = [localize_tiles(loaded, photo, tiles, method, **settings) for photo in decoded]
+    else:
+        found = []
+        for images_BCHW, views in _of_one_size([loaded.preprocess(photo) for photo in decoded]):
+            found += localize_batch(loaded, images_BCHW, views, method, **settings)
+    return look_again(loaded, decoded, found, threshold) if second_look else found
+
+
+def look_again(
+    loaded: Loaded, photos: Sequence[Decoded], found: Sequence[Localization], threshold: float | None = None
+) -> list[Localization]:
+    """The same with boxes from a second look at each, which has more pixels for what the first look found.
+
+    Heat, mask, decision and confidence stay those of the first look. A box is kept as it was where the second look
+    finds nothing that overlaps it by half.
+    """
+    places = [(index, subject) for index, each in enumerate(found) for subject in each.subjects]
+    boxes: dict[int, list[Subject]] = {index: [] for index in range(len(found))}
+    for start in range(0, len(places), LOOKS_AT_ONCE):
+        part = places[start : start + LOOKS_AT_ONCE]
+        looks = [
+            look_at(photos[index], around(subject.box, photos[index].source_size), loaded.preprocess)
+            for index, subject in part
+        ]
+        images_BCHW = torch.stack([image_CHW for image_CHW, _ in looks])
+        views = [view for _, view in looks]
+        again = localize_batch(loaded, images_BCHW, views, found[part[0][0]].method, threshold=threshold)
+        for (index, subject), closer in zip(part, again, strict=True):
+            fits = closer.subjects and closer.subjects[0].box.iou(subject.box) >= LIKE_THE_FIRST
+            boxes[index].append(Subject(closer.subjects[0].box, subject.score) if fits else subject)
+    return [dataclasses.replace(each, subjects=tuple(boxes[index])) for index, each in enumerate(found)]
+
+
+def localize_tiles(
+    loaded: Loaded,
+    photo: Decoded,
+    tiles: Tiles,
+    method: str = "auto",
+    *,
+    most: int | None = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+) -> Localization:
+    """Find the subjects of one photo in overlapping tiles, (down, across), and in the whole of it.
+
+    The tiles' heat maps are joined to one, see `Mosaic`, so that a subject across a border is one, and the result is
+    as if the model had so many patches.
+    """
+    used = resolve_method(loaded, method)
+    config = loaded.model.config
+    model_size = loaded.preprocess.config.image_size
+    mosaic = Mosaic(tiles, config.grid_for(model_size))
+    height, width = photo.source_size
+    parts = [Box(0, 0, width, height), *mosaic.boxes(photo.source_size)]
+    maps = []
+    for start in range(0, len(parts), LOOKS_AT_ONCE):
+        looks = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
+        maps.append(heat_maps(loaded, torch.stack([image_CHW for image_CHW, _ in looks]), method).cpu())
+    heat_Thw = torch.cat(maps)
+    heat_hw = mosaic.joined(heat_Thw[1:], heat_Thw[0])
+    down, across = patch_size = patch_pixels(config, model_size)
+    frame = (round(mosaic.size[0] * down), round(mosaic.size[1] * across))
+    view = View(
+        source_size=photo.source_size,
+        model_size=frame,
+        scale=(mosaic.size[0] * down / height, mosaic.size[1] * across / width),
+        orientation=photo.orientation,
+    )
+    return _from_one(heat_hw, view, patch_size, used, most, threshold, min_area, calibration_for(loaded, used))
+
+
+def prepare(photo: Photo, preprocess: Preprocess) -> tuple[Tensor, View]:
+    """image_CHW as the model takes it, and its view; a large JPEG is decoded no larger than it is needed."""
+    return preprocess(photo if isinstance(photo, Decoded | np.ndarray) else read(photo, preprocess))
+
+
+def read(photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1)) -> Decoded:
+    """Decode a photo with enough pixels for the model, or (down, across) times as many."""
+    if isinstance(photo, Decoded):
+        return photo
+    if isinstance(photo, np.ndarray):
+        if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
+            raise PatchlightError(f"an array of a photo is (height, width, 3) uint8, not {photo.shape} {photo.dtype}")
+        return decode(Image.fromarray(photo))
+    config = preprocess.config
+    height, width = config.scaled_size
+    fast_size = None if config.resize == "none" else (times[0] * height, times[1] * width)
+    return decode(photo, fast_size=fast_size)
+
+
+def localize_batch(
+    loaded: Loaded,
+    images_BCHW: Tensor,
+    views: Sequence[View],
+    method: str = "auto",
+    *,
+    most: int | None = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+) -> list[Localization]:
+    """Find the subjects in images that the model takes, one view each; `most` is None for all subjects."""
+    used = resolve_method(loaded, method)
+    heat_Bhw = Looks(loaded, images_BCHW, [method]).heat(method)
+    calibration = calibration_for(loaded, used)
+    return from_heat(heat_Bhw, views, loaded.model.config, used, most, threshold, min_area, calibration)
+
+
+def calibration_for(loaded: Loaded, method: Method) -> Calibration:
+    """The model's own for the heat that it was taught, if it has one, else the generic one of the method."""
+    if method == "subject" and loaded.subject is not None and loaded.subject.calibration is not None:
+        return loaded.subject.calibration
+    return GENERIC[method]
+
+
+def from_heat(
+    heat_Bhw: Tensor,
+    views: Sequence[View],
+    config: ViTConfig,
+    method: Method,
+    most: int | None = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+    calibration: Calibration | None = None,
+) -> list[Localization]:
+    """What these heat maps of a method say, in the pixels of the photos that the views were made of."""
+    if calibration is None:
+        calibration = GENERIC[method]
+    return [
+        _from_one(heat_hw, view, patch_pixels(config, view.model_size), method, most, threshold, min_area, calibration)
+        for heat_hw, view in zip(heat_Bhw.float().cpu(), views, strict=True)
+    ]
+
+
+def _from_one(
+    heat_hw: Tensor,
+    view: View,
+    patch_size: tuple[float, float],
+    method: Method,
+    most: int | None,
+    threshold: float | None,
+    min_area: float,
+    calibration: Calibration,
+) -> Localization:
+    levels_hw = heat_hw.numpy()
+
+    def in_photo(region: Region) -> Box:
+        (x0, y0, x1, y1), (down, across) = region.box, patch_size
+        return view.to_source(Box(x0 * across, y0 * down, x1 * across, y1 * down))
+
+    # A box without area lies in what was added around the photo.
+    regions, apart = (
+        [region for region in each if in_photo(region).area > 0]
+        for each in regions_by(method, levels_hw, most, threshold, min_area)
+    )
+    decision, confidence = decide(levels_hw, regions, apart, calibration)
+    mask_hw = np.logical_or.reduce([region.mask_hw for region in regions], initial=False)
+    return Localization(
+        subjects=tuple(Subject(in_photo(region), region.score) for region in regions),
+        decision=decision,
+        confidence=confidence,
+        heat_hw=heat_hw,
+        mask_hw=torch.from_numpy(np.broadcast_to(mask_hw, levels_hw.shape).copy()),
+        view=view,
+        patch_size=patch_size,
+        method=method,
+    )
+
+
+def regions_by(
+    method: Method,
+    heat_hw: npt.NDArray[np.floating],
+    most: int | None = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+) -> tuple[list[Region], list[Region]]:
+    """The regions of a method's map that answer, `most` of them, and all that it has, see `decide`."""
+    edges: Edges = "coverage" if method == "subject" else "crossing"
+    if threshold is None:
+        threshold = threshold_for(method, heat_hw)
+    apart = regions_of(heat_hw, threshold=threshold, most=None, min_area=min_area, edges=edges)
+    if most != 1 or (len(apart) == 1 and not min_area):  # with one region there is nothing to join
+        return apart[:most], apart
+    return regions_of(heat_hw, threshold=threshold, most=1, min_area=min_area, edges=edges), apart
+
+
+def threshold_for(method: Method, heat_hw: npt.NDArray[np.floating]) -> float | None:
+    """The least heat of a subject's patch; None where the map's hottest patches say it, see `boxes.own_threshold`.
+
+    A cut has its two sides on either side of 0.5. Attention is shared out among all patches, so that its mean is what
+    each would get if the photo showed nothing.
+    """
+    match method:
+        case "lost" | "tokencut":
+            return 0.5
+        case "cls" | "rollout":
+            return float(heat_hw.mean())
+        case _:
+            return None
+
+
+def _of_one_size(prepared: Sequence[tuple[Tensor, View]]) -> Iterator[tuple[Tensor, list[View]]]:
+    """Runs of images that have the same size, as batches; without a crop, photos come in several."""
+    start = 0
+    for end in range(1, len(prepared) + 1):
+        if end == len(prepared) or prepared[end][0].shape != prepared[start][0].shape:
+            images, views = zip(*prepared[start:end], strict=True)
+            yield torch.stack(images), list(views)
+            start = end
+
+
+def _most(subjects: object) -> int | None:
+    if subjects == "all":
+        return None
+    if type(subjects) is not int or subjects < 1:
+        raise PatchlightError(f"subjects={subjects!r} is not known; it is a whole number from 1, or 'all'")
+    return subjects
+
+
+def _tiles(tiles: object) -> Tiles | None:
+    if tiles is None:
+        return None
+    pair = (tiles, tiles) if type(tiles) is int else tiles
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MOST_TILES for n in pair)):
+        raise PatchlightError(f"tiles={tiles!r} is not known; it is (down, across), each from 1 to {MOST_TILES}")
+    return pair
+
+
+def _loaded(model: object, device: str | torch.device | None) -> Loaded:
+    if isinstance(model, str | os.PathLike):
+        return load(os.fspath(model), device="cpu" if device is None else device)
+    if not isinstance(model, Loaded):
+        raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+    if device is not None and torch.device(device) != model.model.norm.weight.device:
+        raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
+    return model

@@ -1,0 +1,116 @@
+"""Second looks and tiles lead back to the photo's own pixels."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bright_subjects import bright, sees_what_is_bright
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+from patchlight.images.decode import decode
+from patchlight.localizing.closer import Mosaic, around, look_at
+from patchlight.localizing.find import localize
+
+
+def test_a_part_of_a_photo_is_seen_where_it_lies() -> None:
+    down, across = np.indices((200, 300))
+    photo = decode(Image.fromarray(np.stack([across // 2, down, across * 0], 2).astype(np.uint8)))
+    loaded = sees_what_is_bright()
+    image_CHW, view = look_at(photo, Box(60, 40, 188, 104), loaded.preprocess)
+    level_CHW = (image_CHW * 0.5 + 0.5) * 255
+    for x, y in ((5, 5), (32, 20), (60, 50)):
+        source_x, source_y = view.point_to_source((x + 0.5, y + 0.5))
+        assert float(level_CHW[0, y, x]) == pytest.approx((source_x - 0.5) / 2, abs=1.5)
+        assert float(level_CHW[1, y, x]) == pytest.approx(source_y - 0.5, abs=1.5)
+    assert view.seen == Box(60, 40, 188, 104)
+
+
+@pytest.mark.parametrize("settings", [{}, {"resize": "shortest", "crop_pct": 0.9}, {"resize_in": "floats"}])
+def test_a_second_look_has_finer_edges(settings: dict[str, object], tmp_path: Path) -> None:
+    # One patch of the first look is 25 pixels of the photo, and of the second about 3.
+    truth = Box(133, 171, 171, 204)
+    bright((400, 400), (133, 171, 171, 204)).save(tmp_path / "photo.jpg", quality=95)
+    loaded = sees_what_is_bright(**settings)
+    first = localize(tmp_path / "photo.jpg", loaded)
+    second = localize(tmp_path / "photo.jpg", loaded, second_look=True)
+    assert second.subjects[0].box.iou(truth) > max(0.9, first.subjects[0].box.iou(truth))
+    assert second.subjects[0].score == pytest.approx(first.subjects[0].score, abs=0.01)
+    torch.testing.assert_close(second.heat_hw, first.heat_hw, atol=0.05, rtol=0)
+
+
+def test_a_second_look_at_each_subject_and_at_none() -> None:
+    photo = bright((320, 320), (20, 20, 120, 120))
+    photo.paste((255, 255, 255), (200, 180, 300, 300))
+    loaded = sees_what_is_bright()
+    several, nothing = localize(
+        [photo, Image.new("RGB", (64, 64))], loaded, subjects="all", second_look=True, threshold=0.5
+    )
+    boxes = [Box(200, 180, 300, 300), Box(20, 20, 120, 120)]
+    assert [subject.box.iou(box) > 0.9 for subject, box in zip(several.subjects, boxes, strict=True)] == [True, True]
+    assert nothing.subjects == ()
+
+
+def test_a_second_look_that_sees_something_else_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from patchlight.localizing import find
+
+    loaded, photo = sees_what_is_bright(), bright((320, 320), (20, 20, 120, 120))
+    first = localize(photo, loaded)
+    monkeypatch.setattr(find, "around", lambda box, size: Box(0, 0, 60, 60))  # sees a corner of it only
+    assert localize(photo, loaded, second_look=True).subjects == first.subjects
+
+
+@given(st.floats(0, 90), st.floats(0, 60), st.floats(0, 100), st.floats(0, 70))
+def test_what_a_second_look_sees_lies_in_the_photo(left: float, top: float, width: float, height: float) -> None:
+    box = Box(left, top, left + width, top + height).clip((61, 91))
+    seen = around(box, (61, 91))
+    assert seen.width > 1 - 1e-9
+    assert seen.height > 1 - 1e-9
+    assert seen.intersection(box).area == pytest.approx(box.area)
+    assert 0 <= seen.left < seen.right <= 91 + 1e-9
+    assert 0 <= seen.top < seen.bottom <= 61 + 1e-9
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 9))
+def test_a_mosaic_puts_every_patch_in_its_place(down: int, across: int, height: int, width: int) -> None:
+    mosaic = Mosaic((down, across), (height, width))
+    rows, columns = mosaic.size
+    whole = torch.rand(rows, columns)
+    tiles = torch.stack([whole[y : y + height, x : x + width] for y, x in mosaic.corners()])
+    torch.testing.assert_close(mosaic.joined(tiles, torch.ones(height, width)), whole / 2 + 0.5)
+    first, last = mosaic.boxes((300, 700))[0], mosaic.boxes((300, 700))[-1]
+    assert (first.left, first.top, last.right, last.bottom) == pytest.approx((0, 0, 700, 300))
+
+
+def test_tiles_find_what_is_small_and_what_lies_across_a_border() -> None:
+    loaded = sees_what_is_bright()
+    small, across = Box(500, 40, 530, 62), Box(300, 180, 520, 420)
+    photos = [bright((800, 600), box.to_ints()) for box in (small, across)]
+    plain = localize(photos, loaded, subjects="all")
+    found = localize(photos, loaded, subjects="all", tiles=(2, 3))
+    for box, before, each in zip((small, across), plain, found, strict=True):
+        (subject,) = each.subjects
+        assert subject.box.iou(box) > max((other.box.iou(box) for other in before.subjects), default=0)
+        assert each.view.source_size == (600, 800)
+        assert each.heat_hw.shape == each.mask_hw.shape == (28, 40)
+        assert before.heat_hw.shape == (16, 16)
+    assert found[1].subjects[0].box.iou(across) > 0.95
+    closer = localize(photos[0], loaded, tiles=(2, 3), second_look=True)
+    assert closer.subjects[0].box.iou(small) > max(0.85, found[0].subjects[0].box.iou(small))
+
+
+def test_one_tile_is_the_whole_photo() -> None:
+    loaded, photo = sees_what_is_bright(), bright((320, 240), (100, 60, 180, 150))
+    one, plain = localize(photo, loaded, tiles=1), localize(photo, loaded)
+    torch.testing.assert_close(one.heat_hw, plain.heat_hw, atol=1e-5, rtol=0)
+    assert one.subjects[0].box.iou(plain.subjects[0].box) > 0.999
+
+
+@pytest.mark.parametrize("tiles", [0, (0, 2), (2,), "2x2", 99, (2.0, 2)])
+def test_tiles_are_checked(tiles: object) -> None:
+    with pytest.raises(PatchlightError, match="tiles="):
+        localize("nowhere.jpg", sees_what_is_bright(), tiles=tiles)  # type: ignore[call-overload]

@@ -1,0 +1,221 @@
+"""Boxes in source pixels, from photos of all shapes and orientations, by a model that sees what is bright."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bright_subjects import as_loaded, bright, sees_what_is_bright
+from PIL import Image
+
+from models_at_random import tiny_vit
+from patchlight.config import Calibration, PreprocessConfig
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+from patchlight.images.decode import decode
+from patchlight.images.preprocess import Preprocess
+from patchlight.localizing.find import from_heat, localize, localize_batch, prepare
+from patchlight.weights.save import save
+
+# How an upright photo is stored for each EXIF orientation.
+STORED = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [((320, 240), (100, 60, 180, 150)), ((200, 480), (0, 300, 90, 480)), ((64, 64), (17, 9, 46, 30))],
+)
+def test_boxes_are_in_the_photos_pixels(size: tuple[int, int], box: tuple[int, int, int, int]) -> None:
+    found = localize(bright(size, box), sees_what_is_bright())
+    (subject,) = found.subjects
+    assert subject.box.iou(Box(*box)) > 0.9
+    assert subject.score > 0.8
+    assert found.view.source_size == size[::-1]
+    assert found.heat_hw.shape == found.mask_hw.shape == (16, 16)
+    across, down = size[0] / 16, size[1] / 16
+    assert found.mask_hw[int((box[1] + box[3]) / 2 / down), int((box[0] + box[2]) / 2 / across)]
+    assert found.mask_hw.sum() * across * down == pytest.approx((box[2] - box[0]) * (box[3] - box[1]), rel=0.25)
+    assert found.method == "subject"
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize("kind", ["jpg", "tif"])
+def test_turned_photos_have_the_upright_photos_boxes(orientation: int, kind: str, tmp_path: Path) -> None:
+    upright, box = bright((640, 400), (400, 80, 600, 200)), Box(400, 80, 600, 200)
+    turn = STORED[orientation]
+    stored = upright if turn is None else upright.transpose(turn)
+    exif = Image.Exif()
+    exif[274] = orientation
+    stored.save(tmp_path / f"photo.{kind}", exif=exif)
+    loaded = sees_what_is_bright()
+    found = localize(tmp_path / f"photo.{kind}", loaded)
+    assert found.view.source_size == (400, 640)
+    assert found.view.orientation == orientation
+    assert found.subjects[0].box.iou(box) > 0.9
+    # And back to where it lies in the file.
+    left, top, right, bottom = found.view.to_stored(found.subjects[0].box).to_ints()
+    pixels = np.asarray(stored)[top + 5 : bottom - 5, left + 5 : right - 5]
+    assert pixels.mean() > 235
+
+
+def test_a_cropped_or_padded_view_leads_back_too() -> None:
+    photo, box = bright((400, 200), (150, 50, 220, 130)), Box(150, 50, 220, 130)
+    for settings in ({"resize": "shortest", "crop_pct": 0.9}, {"resize": "border"}, {"resize": "none"}):
+        loaded = sees_what_is_bright(**settings)
+        found = localize(photo, loaded)
+        if settings["resize"] == "none":  # it sees the middle of the photo, 168 to 232 and 68 to 132
+            assert found.subjects[0].box.iou(Box(168, 68, 220, 130)) > 0.9
+        else:
+            assert found.subjects[0].box.iou(box) > 0.85, settings
+
+
+def test_photos_of_different_sizes_keep_their_order() -> None:
+    loaded = sees_what_is_bright("resize", resize="shortest", crop="none")
+    places = [(300, 200), (200, 300), (300, 200), (200, 300), (200, 300)]
+    photos = [bright(size, (20 * index, 30, 20 * index + 90, 130)) for index, size in enumerate(places)]
+    found = localize(photos, loaded, batch_size=4)
+    for index, (size, each) in enumerate(zip(places, found, strict=True)):
+        assert each.view.source_size == size[::-1]
+        assert each.subjects[0].box.iou(Box(20 * index, 30, 20 * index + 90, 130)) > 0.8
+
+
+def test_every_form_of_a_photo_is_taken(tmp_path: Path) -> None:
+    photo = bright((100, 80), (10, 20, 60, 70))
+    photo.save(tmp_path / "photo.png")
+    forms: list[Any] = [
+        photo,
+        np.asarray(photo),
+        str(tmp_path / "photo.png"),
+        tmp_path / "photo.png",
+        (tmp_path / "photo.png").read_bytes(),
+        decode(photo),
+    ]
+    loaded = sees_what_is_bright()
+    together = localize(forms, loaded, batch_size=4)
+    for form, in_batch in zip(forms, together, strict=True):
+        alone = localize(form, loaded)
+        assert alone.subjects == together[0].subjects
+        np.testing.assert_allclose(in_batch.heat_hw, alone.heat_hw, atol=1e-6)
+
+
+def test_several_subjects_and_none() -> None:
+    loaded = sees_what_is_bright()
+    photo = bright((320, 320), (20, 20, 120, 120))
+    photo.paste((255, 255, 255), (200, 180, 300, 300))
+    found = localize(photo, loaded, subjects="all")
+    assert [
+        round(subject.box.iou(Box(*box)), 1) >= 0.9
+        for subject, box in zip(found.subjects, [(200, 180, 300, 300), (20, 20, 120, 120)], strict=True)
+    ] == [True, True]
+    assert len(localize(photo, loaded).subjects) == 1
+    nothing = localize(Image.new("RGB", (50, 50)), loaded, threshold=0.5)
+    assert nothing.subjects == ()
+    assert not nothing.mask_hw.any()
+
+
+def test_a_batch_is_what_its_photos_are_alone() -> None:
+    loaded = sees_what_is_bright()
+    photos = [bright((100, 80), (10 * index, 20, 10 * index + 30, 70)) for index in range(3)]
+    images, views = zip(*(prepare(photo, loaded.preprocess) for photo in photos), strict=True)
+    for photo, found in zip(photos, localize_batch(loaded, torch.stack(images), views), strict=True):
+        assert found.subjects == localize(photo, loaded).subjects
+
+
+def test_other_methods_have_thresholds_of_their_own() -> None:
+    loaded = sees_what_is_bright()
+    heat_Bhw = torch.full((1, 16, 16), 0.1)
+    heat_Bhw[:, 4:8, 2:6] = 1
+    mean = 0.1 + 0.9 * 16 / 256
+    _, view = loaded.preprocess(Image.new("RGB", (64, 64)))
+    for method, threshold in {"cls": mean, "rollout": mean, "lost": 0.5, "tokencut": 0.5}.items():
+        (found,) = from_heat(heat_Bhw, [view], loaded.model.config, method)  # type: ignore[arg-type]
+        box, out = found.subjects[0].box, 4 * (0.5 - (threshold - 0.1) / 0.9)  # beyond the patches, in pixels
+        edges = (box.left, box.top, box.right, box.bottom)
+        assert edges == pytest.approx((8 - out, 16 - out, 24 + out, 32 + out), abs=1e-4), method
+        assert found.mask_hw.sum() == 16
+
+
+@pytest.mark.parametrize("method", ["cls", "rollout", "lost", "tokencut", "auto"])
+def test_models_that_were_not_taught_answer_too(method: str) -> None:
+    preprocess = Preprocess(PreprocessConfig(image_size=(32, 32)))
+    loaded = as_loaded(tiny_vit(), preprocess, None)
+    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    found = localize(noise, loaded, method)
+    assert found.method == ("tokencut" if method == "auto" else method)
+    for subject in found.subjects:
+        assert 0 <= subject.box.left < subject.box.right <= 90
+        assert 0 <= subject.box.top < subject.box.bottom <= 60
+
+
+def test_mistakes_are_named_before_photos_are_read() -> None:
+    loaded = sees_what_is_bright()
+    with pytest.raises(PatchlightError, match="method='best'"):
+        localize("nowhere.jpg", loaded, "best")
+    with pytest.raises(PatchlightError, match="batch_size=0"):
+        localize("nowhere.jpg", loaded, batch_size=0)
+    with pytest.raises(PatchlightError, match=r"nowhere\.jpg"):
+        localize("nowhere.jpg", loaded)
+    assert localize([], loaded) == []
+
+
+def test_decisions_come_with_the_boxes() -> None:
+    loaded = sees_what_is_bright()
+    one = bright((320, 320), (60, 40, 200, 220))
+    two = bright((320, 320), (10, 20, 120, 200))
+    two.paste((255, 255, 255), (200, 180, 310, 310))
+    dark = Image.new("RGB", (320, 320))
+    sure = Calibration(bias=-12.0, mean=20.0, sure=0.5, nothing=0.2)
+    assert loaded.subject is not None
+    own = replace(loaded, subject=replace(loaded.subject, calibration=sure))
+    found = localize([one, two, dark], own)
+    assert [each.decision for each in found] == ["subject", "several", "none"]
+    assert [len(each.subjects) for each in found[:2]] == [1, 1]
+    assert localize(two, own, subjects=2).decision == "several"
+    assert found[0].confidence > 0.9 > 0.2 > found[2].confidence
+    never = replace(loaded, subject=replace(loaded.subject, calibration=Calibration(bias=-1.0, sure=0.5)))
+    assert localize(one, never).decision == "unsure"
+    assert localize(one, never).confidence == pytest.approx(1 / (1 + np.e))
+
+
+def test_the_kinds_of_a_result() -> None:
+    found = localize(bright((100, 80), (10, 20, 60, 70)), sees_what_is_bright())
+    assert found.heat_hw.dtype == torch.float32
+    assert found.mask_hw.dtype == torch.bool
+    assert found.heat_hw.device.type == "cpu"
+    assert type(found.confidence) is float
+    assert type(found.subjects[0].score) is float
+
+
+def test_models_are_named_or_given(tmp_path: Path) -> None:
+    loaded, photo = sees_what_is_bright(), bright((100, 80), (10, 20, 60, 70))
+    save(loaded, tmp_path / "model")
+    given = localize(photo, loaded)
+    for model in (tmp_path / "model", str(tmp_path / "model")):
+        assert localize([photo], model, device="cpu")[0].subjects == given.subjects
+    with pytest.raises(PatchlightError, match="device=meta"):
+        localize(photo, loaded, device="meta")
+    with pytest.raises(PatchlightError, match="not int"):
+        localize(photo, 3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("subjects", [0, -1, "two", 1.5, True, None])
+def test_subjects_are_counted_or_all(subjects: object) -> None:
+    with pytest.raises(PatchlightError, match="subjects="):
+        localize("nowhere.jpg", sees_what_is_bright(), subjects=subjects)  # type: ignore[call-overload]
+
+
+def test_arrays_are_checked() -> None:
+    for array in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
+        with pytest.raises(PatchlightError, match="uint8"):
+            localize(array, sees_what_is_bright())
