@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 .PHONY: demo test check format clean
 
 demo: .venv/installed
-	$(BIN)/patchlight costs Ti/8 --image-size 128 --set num_registers=4 --time
+	$(BIN)/patchlight crop demo --out out/demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from patchlight.geometry import View as View
     from patchlight.images.decode import ImageError as ImageError
     from patchlight.images.decode import decode as decode
+    from patchlight.localizing.find import Localization as Localization
+    from patchlight.localizing.find import Subject as Subject
+    from patchlight.localizing.find import localize as localize
     from patchlight.models.vit import ViT as ViT
     from patchlight.weights.load import Loaded as Loaded
     from patchlight.weights.load import load as load
@@ -34,9 +37,11 @@ _HOMES = {
     "Costs": "patchlight.costing",
     "ImageError": "patchlight.images.decode",
     "Loaded": "patchlight.weights.load",
+    "Localization": "patchlight.localizing.find",
     "PatchlightError": "patchlight.errors",
     "Prediction": "patchlight.classification",
     "PreprocessConfig": "patchlight.config",
+    "Subject": "patchlight.localizing.find",
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
     "View": "patchlight.geometry",
@@ -45,6 +50,7 @@ _HOMES = {
     "costs": "patchlight.costing",
     "decode": "patchlight.images.decode",
     "load": "patchlight.weights.load",
+    "localize": "patchlight.localizing.find",
     "save": "patchlight.weights.save",
     "variant": "patchlight.config",
 }

@@ -5,6 +5,15 @@
 
 384 wide, 8 deep, patches of 4 pixels, QK-norm, mean of the patches; Muon for the matrices; flips, shifts, one random
 change of a TrivialAugment kind, Mixup or CutMix for half of the pairs.
+
+Measured once, seed 0, on one H200 (torch 2.11): 94.58 % test accuracy 240 s after the process was started, of which
+importing and reading took 10 s and compiling 22 s; 27,400 images/s.
+
+| seconds of training | epochs | test accuracy |
+|---|---|---|
+| 91 | 35 | 85.58 % |
+| 157 | 70 | 92.42 % |
+| 222 | 105 | 94.58 % |
 """
 
 from patchlight.config import PreprocessConfig, ViTConfig
@@ -24,7 +33,6 @@ def config() -> TrainConfig:
             class_token=False,
             pooling="mean",
             mlp="gelu_tanh",
-            drop_path=0.1,
             num_classes=10,
         ),
         data=DataConfig(train="data/cifar10", validation="data/cifar10"),
@@ -33,12 +41,12 @@ def config() -> TrainConfig:
         ),
         augment=AugmentConfig(crop="pad", pad=4, policy="trivial", mix=0.5, mixup=0.8, cutmix=1.0),
         optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, weight_decay=0.05, warmup=0.05, clip_grad=None),
-        epochs=120.0,
+        epochs=105.0,
         batch_size=512,
         label_smoothing=0.1,
         ema=0.999,
         precision="bfloat16",
         compile=True,
-        evaluate_every=30.0,
+        evaluate_every=35.0,
         checkpoint_every=5_000,
     )

@@ -20,19 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
-from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.errors import PatchlightError
-from patchlight.files import replacing
-from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-
-if str(Path(__file__).parent) not in sys.path:  # `patchlight train` runs this file, and knows nothing of its neighbours
-    sys.path.append(str(Path(__file__).parent))
-
 from measuring import (
     Result,
     Task,
@@ -50,7 +37,16 @@ from measuring import (
     seconds_of,
     train_vit,
 )
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from small_cnn import SmallCNN, in_bfloat16, same_every_time, train_cnn
+from torch import Tensor
+
+from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+from patchlight.images.augment import AugmentConfig
+from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
 
 DATA = "data/cifar10"
 TEACHER_EPOCHS, TEACHER_WIDTH = 20.0, 64

@@ -288,6 +288,9 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
     classes = f", {len(training.classes)} classes" if len(training.classes) > 1 else ""
     tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by{classes}")
     if config.subject is not None:
+        for photos, name in ((training, config.data.train), (validation, config.data.validation)):
+            if photos.boxes_N4 is None:
+                raise PatchlightError(f"{name}: has no boxes; give a CSV with the columns file,label,x0,y0,x1,y1")
         side, workers = config.subject.canvas, config.data.workers
         return on_canvases(training, side, workers), on_canvases(validation, side, workers)
     return training, validation

@@ -37,10 +37,6 @@ def make_optimizer(model: ViT | Learner, config: OptimConfig, *, capturable: boo
         parts = _matrices_for_muon(name, weight) if config.name == "muon" else 0
         rate = (config.muon_lr if parts else config.lr) * config.layer_decay ** (depth + 1 - _layer(name, depth))
         decay = config.weight_decay if weight.ndim > 1 and not name.endswith(UNDECAYED) else 0.0
-        if parts:
-            # All weights shrink alike, by lr * weight_decay a step. By muon_lr * weight_decay the matrices would stay
-            # so small that each step turned them by several per cent, and never settle.
-            decay *= config.lr / config.muon_lr
         if (parts, rate, decay) not in groups:
             lr = torch.tensor(rate, device=device) if capturable else rate
             groups[parts, rate, decay] = {"params": [], "lr": lr, "base_lr": rate, "weight_decay": decay}

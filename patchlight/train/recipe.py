@@ -1,5 +1,5 @@
 """Recipes: Python modules with `config() -> TrainConfig`, and where they distil from a teacher of their own,
-`teacher(out, device) -> Callable`, which gives logits_BK for images_BCHW with values from 0 to 1."""
+`teacher(out, device, config) -> Callable`, which gives logits_BK for images_BCHW with values from 0 to 1."""
 
 import importlib.util
 import sys
@@ -21,6 +21,8 @@ def read_recipe(path: str) -> ModuleType:
         raise PatchlightError(f"{path}: is no Python file; a recipe is a module with config() -> TrainConfig")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    if str(file.parent.absolute()) not in sys.path:  # as when Python runs it: recipes may import their neighbours
+        sys.path.append(str(file.parent.absolute()))
     try:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:

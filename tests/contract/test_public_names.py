@@ -8,8 +8,9 @@ import pytest
 import patchlight
 
 PUBLIC = [
-    *("AttentionMaps", "Box", "Costs", "ImageError", "Loaded", "PatchlightError", "Prediction", "PreprocessConfig"),
-    *("ViT", "ViTConfig", "View", "attention", "classify", "costs", "decode", "load", "save", "variant"),
+    *("AttentionMaps", "Box", "Costs", "ImageError", "Loaded", "Localization", "PatchlightError", "Prediction"),
+    *("PreprocessConfig", "Subject", "ViT", "ViTConfig", "View", "attention", "classify", "costs", "decode", "load"),
+    *("localize", "save", "variant"),
 ]
 
 

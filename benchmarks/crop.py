@@ -1,0 +1,203 @@
+"""The folder runner beside the script that a user writes today: photos per second on large JPEGs, in one run.
+
+    python benchmarks/crop.py                    # 24 photos of 12 to 24 MP, boxes only and with full-size crops
+    python benchmarks/crop.py --photos 8 --rounds 1
+    python benchmarks/crop.py --memory           # peak memory of all processes, at 100 and at 1000 small photos
+
+The script: timm's S/16, a hook on the last block's attention, Pillow, a heat map as large as the photo, its box, a crop
+saved as JPEG; photo after photo. Ours: a model of the same size (S/16 at 224 px, random weights), read by a heat of its
+own. Photos are made once from ../shared/data/demo, scaled up, with grain so that they weigh what a camera's do. Rounds
+are interleaved, so that a machine that slows down slows all alike; the median of the rounds' ratios counts. Rates are
+without start-up (the model's loading, processes), which is given beside them.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import patchlight as pl
+from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
+from patchlight.weights.save import save
+
+DEMO = Path(__file__).parents[2] / "shared" / "data" / "demo"
+
+
+def make_photos(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = sorted([*DEMO.glob("*.jpg"), *DEMO.glob("*.png")])
+    sizes = [(4000, 3000), (4608, 3456), (5184, 3456), (6000, 4000)]
+    random = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"{number:04}.jpg"
+        if path.exists():
+            continue
+        width, height = sizes[number % len(sizes)]
+        with Image.open(sources[number % len(sources)]) as source:
+            large = source.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+        grain = random.normal(0, 5, (height // 2, width // 2, 1)).repeat(2, 0).repeat(2, 1).astype(np.int16)
+        level_HWC = np.asarray(large, np.int16)[: grain.shape[0], : grain.shape[1]] + grain
+        Image.fromarray(level_HWC.clip(0, 255).astype(np.uint8)).save(path, quality=92)
+
+
+def make_small_photos(folder: Path, count: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with Image.open(DEMO / "rocket.jpg") as source:
+        source.convert("RGB").resize((640, 480)).save(folder / "0000.jpg", quality=90)
+    for number in range(1, count):
+        os.link(folder / "0000.jpg", folder / f"{number:04}.jpg")
+
+
+def make_model(folder: Path) -> None:
+    torch.manual_seed(0)
+    vit = pl.ViT(pl.variant("S/16", image_size=224, num_classes=0)).eval()
+    subject = SubjectHeat(scale=1.0, bias=0.0, calibration=Calibration(bias=2.0))
+    save(vit, folder, preprocess=PreprocessConfig(image_size=(224, 224), crop_pct=0.875), subject=subject)
+
+
+def run_ours(photos: Path, out: Path, model: Path, boxes_only: bool, workers: int) -> None:
+    begun = time.perf_counter()
+    settings = CropSettings(boxes_only=boxes_only)
+    summary = crop_photos([photos], out, settings, model=model, device="cpu", workers=workers)
+    whole = time.perf_counter() - begun
+    assert summary.failed == 0
+    assert boxes_only or summary.crops == summary.photos
+    print(json.dumps({"rate": summary.rate, "start-up": whole - summary.seconds}))
+
+
+def run_script(photos: Path, out: Path) -> None:
+    """What somebody writes today who wants the subject of each photo."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import oracles
+
+    begun = time.perf_counter()
+    timm = oracles.timm()
+    model = timm.create_model("vit_small_patch16_224", num_classes=0).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+    last = model.blocks[-1].attn
+    last.fused_attn = False
+    rows: list[torch.Tensor] = []
+    last.attn_drop.register_forward_hook(lambda module, inputs, output: rows.append(output))
+    out.mkdir()
+    started = time.perf_counter()
+    paths = sorted(photos.iterdir())
+    for path in paths:
+        image = Image.open(path).convert("RGB")
+        rows.clear()
+        with torch.no_grad():
+            model(transform(image)[None])
+            heat_hw = rows[0][0, :, 0, 1:].mean(0).reshape(1, 1, 14, 14)
+            heat_HW = torch.nn.functional.interpolate(heat_hw, (image.height, image.width), mode="bilinear")[0, 0]
+        mask_HW = (heat_HW > heat_HW.mean() + heat_HW.std()).numpy()
+        ys, xs = np.where(mask_HW.any(1))[0], np.where(mask_HW.any(0))[0]
+        image.crop((xs[0], ys[0], xs[-1] + 1, ys[-1] + 1)).save(out / path.name, quality=95)
+    print(json.dumps({"rate": len(paths) / (time.perf_counter() - started), "start-up": started - begun}))
+
+
+def in_a_process(*arguments: str | Path) -> tuple[dict[str, float], int]:
+    """What a run of this file printed, and the peak of its processes' memory together, in bytes."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, memory_of(process.pid))
+        time.sleep(0.1)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.stdout.close()
+    if process.returncode:
+        raise SystemExit(f"{arguments[0]} failed")
+    return json.loads(said), peak
+
+
+def memory_of(session: int) -> int:
+    """Bytes of all processes of a session, what they share counted once (proportional set size)."""
+    total = 0
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit():
+            continue
+        try:
+            if int((each / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                lines = (each / "smaps_rollup").read_text().splitlines()
+                total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+def compare(count: int, rounds: int, workers: int, folder: Path) -> None:
+    photos = folder / f"photos-{count}"
+    make_photos(photos, count)
+    weight = sum(path.stat().st_size for path in photos.iterdir()) / count / 1e6
+    print(f"{count} photos, {weight:.1f} MB each; {os.cpu_count()} cores, {workers} workers")
+    names = ("script", "boxes only", "full-size crops")
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        make_model(model)
+        for round_number in range(rounds):
+            for name in names:
+                out = Path(scratch) / f"{name} {round_number}"
+                how = ["script", photos, out]
+                if name != "script":
+                    how = ["ours", photos, out, model, str(int(name == "boxes only")), str(workers)]
+                said, peak = in_a_process(*how)
+                rates[name].append(said["rate"])
+                print(
+                    f"{name:16} {said['rate']:6.2f} photos/s   start-up {said['start-up']:4.1f} s   "
+                    f"memory {peak / 1e6:5.0f} MB",
+                    flush=True,
+                )
+    for name in names[1:]:
+        ratios = [ours / theirs for ours, theirs in zip(rates[name], rates["script"], strict=True)]
+        each = ", ".join(f"{ratio:.1f}" for ratio in ratios)
+        print(f"{name:16} {statistics.median(ratios):.1f} times the script's rate (rounds: {each})")
+
+
+def compare_memory(workers: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        make_model(model)
+        for count in (100, 1000):
+            photos = Path(scratch) / f"photos-{count}"
+            make_small_photos(photos, count)
+            said, peak = in_a_process("ours", photos, Path(scratch) / f"out-{count}", model, "0", str(workers))
+            print(f"{count:5} photos   {peak / 1e6:5.0f} MB   {said['rate']:.1f} photos/s", flush=True)
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] == "ours":
+        photos, out, model = map(Path, sys.argv[2:5])
+        run_ours(photos, out, model, bool(int(sys.argv[5])), int(sys.argv[6]))
+        return
+    if len(sys.argv) > 1 and sys.argv[1] == "script":
+        run_script(Path(sys.argv[2]), Path(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--photos", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "patchlight-crop-benchmark")
+    parser.add_argument("--memory", action="store_true")
+    arguments = parser.parse_args()
+    if not DEMO.exists():
+        raise SystemExit(f"the photos are made from those in {DEMO}, which is not here")
+    if arguments.memory:
+        compare_memory(arguments.workers)
+    else:
+        compare(arguments.photos, arguments.rounds, arguments.workers, arguments.folder)
+
+
+if __name__ == "__main__":
+    main()

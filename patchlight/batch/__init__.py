@@ -1,0 +1,1 @@
+"""Folders of photos: the runner, its results, and the page that shows them."""

@@ -1,0 +1,137 @@
+"""The results in the formats of other programs, written row by row from results.jsonl.
+
+json           results.json: a single list of the rows
+csv            results.csv, which every run writes
+megadetector   megadetector.json: MegaDetector's batch output, for Timelapse and the like
+coco           coco.json: images, annotations (x, y, width, height in pixels) and categories
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal, get_args
+
+from patchlight import __version__
+from patchlight.batch.results import Row, read_rows
+from patchlight.batch.work import unwritable
+from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+
+Format = Literal["json", "csv", "megadetector", "coco"]
+
+
+def check_format(name: str) -> None:
+    if name not in get_args(Format):
+        raise PatchlightError(f"format={name!r} is not known; it is one of {', '.join(get_args(Format))}")
+
+
+def export(folder: Path, name: str, *, base: str, detector: str = "patchlight") -> Path:
+    """Write the results of a folder in this format; where they are.
+
+    `base` is the folder that the files' names of megadetector and coco are relative to, `detector` the model's name.
+    """
+    check_format(name)
+    path = folder / {"json": "results.json", "csv": "results.csv"}.get(name, f"{name}.json")
+    if name == "csv":
+        return path
+
+    def rows() -> Iterator[Row]:
+        return read_rows(folder / "results.jsonl")
+
+    try:
+        with replacing(path) as temporary, temporary.open("w", encoding="ascii") as file:
+            match name:
+                case "json":
+                    _write_list(file, rows())
+                case "megadetector":
+                    _write_megadetector(file, rows, base, detector)
+                case _:
+                    _write_coco(file, rows, base)
+            file.write("\n")
+    except OSError as error:
+        raise PatchlightError(unwritable(path, error).message) from None
+    return path
+
+
+def _write_megadetector(file: IO[str], rows: Callable[[], Iterator[Row]], base: str, detector: str) -> None:
+    info = {"format_version": "1.4", "detector": f"patchlight {__version__}: {detector}"}
+    # MegaDetector's own categories, since its readers know no others; all that is found is of the first.
+    categories = {"1": "animal", "2": "person", "3": "vehicle"}
+    file.write(f'{{"info": {json.dumps(info)},\n"detection_categories": {json.dumps(categories)},\n"images": ')
+    _write_list(file, (_megadetector_image(row, base) for row in rows()))
+    file.write("}")
+
+
+def _megadetector_image(row: Row, base: str) -> dict[str, Any]:
+    image: dict[str, Any] = {"file": _relative(row["path"], base)}
+    if row["status"] != "ok":
+        return image | {"failure": f"{row['reason']}: {row['detail']}", "detections": None}
+    width, height = row["size"]
+    boxes = row["boxes"] if row["decision"] != "none" else []
+    detections = []
+    for box in boxes:
+        x0, y0, x1, y1 = box["xyxy"]
+        detections.append(
+            {
+                "category": "1",
+                "conf": _confidence(row, box),
+                "bbox": [_share(x0, width), _share(y0, height), _share(x1 - x0, width), _share(y1 - y0, height)],
+            }
+        )
+    return image | {"width": width, "height": height, "detections": detections}
+
+
+def _confidence(row: Row, box: dict[str, Any]) -> float:
+    """The photo's, which is calibrated, for its best box; less for the others, as their scores are."""
+    best = row["boxes"][0]["score"]
+    return round(row["confidence"] * (min(1.0, box["score"] / best) if best > 0 else 1.0), 4)
+
+
+def _share(pixels: float, side: int) -> float:
+    return round(min(max(pixels / side, 0.0), 1.0), 6)
+
+
+def _write_coco(file: IO[str], rows: Callable[[], Iterator[Row]], base: str) -> None:
+    file.write(f'{{"info": {json.dumps({"description": f"patchlight {__version__}", "version": "1"})},\n')
+    file.write('"categories": [{"id": 1, "name": "subject", "supercategory": "subject"}],\n"images": ')
+    _write_list(
+        file,
+        (
+            {"id": number, "file_name": _relative(row["path"], base), "width": row["size"][0], "height": row["size"][1]}
+            for number, row in enumerate(rows(), 1)
+            if row["status"] == "ok"
+        ),
+    )
+    file.write(',\n"annotations": ')
+    _write_list(file, _coco_annotations(rows()))
+    file.write("}")
+
+
+def _coco_annotations(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    identity = 0
+    for number, row in enumerate(rows, 1):
+        for box in row["boxes"] if row["decision"] != "none" else []:
+            identity += 1
+            x0, y0, x1, y1 = box["xyxy"]
+            width, height = round(x1 - x0, 1), round(y1 - y0, 1)
+            yield {
+                "id": identity,
+                "image_id": number,
+                "category_id": 1,
+                "bbox": [x0, y0, width, height],
+                "area": round(width * height, 2),
+                "iscrowd": 0,
+                "score": _confidence(row, box),
+            }
+
+
+def _relative(path: str, base: str) -> str:
+    return os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
+
+
+def _write_list(file: IO[str], values: Iterable[Any]) -> None:
+    file.write("[")
+    for number, value in enumerate(values):
+        file.write((",\n" if number else "\n") + json.dumps(value))
+    file.write("\n]")

@@ -1,0 +1,216 @@
+"""Which photos a run is about, in which order, and where the crops of each go.
+
+What is named is taken, whatever it is: it gets a row, if only one that says why not. In folders, everything that ends
+like a photo is taken, and nothing that is hidden.
+"""
+
+import glob
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from patchlight.errors import PatchlightError
+from patchlight.images.crop import SUFFIXES
+
+PHOTO_SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes} | {
+    ".mpo",
+    ".gif",
+    ".bmp",
+    ".ppm",
+    ".pgm",
+    ".pnm",
+    ".jp2",
+    ".j2k",
+    ".avif",
+    ".heic",
+    ".heif",
+}
+
+_MOST_BYTES = 200
+"""Of a crop's name, so that a number, a suffix and a temporary name still fit into the 255 that file systems allow."""
+
+_UNNAMED = ".photo"
+"""Marks the name of a photo that does not end like one."""
+
+_NUMBERED = re.compile(r"\.crop\d+\.[^.]+\Z", re.ASCII | re.IGNORECASE)
+
+
+WRITTEN_FOLDERS = ("crops", "thumbs", "overlays", ".run")
+"""Of the results' folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file that gets a row."""
+
+    path: str
+    """As it was given, or found in what was given; bytes that are not UTF-8 are surrogates, as everywhere in Python."""
+    file: str
+    """The absolute path."""
+    place: str = ""
+    """Where its crops go, relative to crops/: the path below the folder that all inputs share."""
+    found: bool = True
+    """Whether it was there when the run began."""
+    trouble: str | None = None
+    """Why what is in this folder cannot be listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    photos: tuple[Input, ...]
+    base: str
+    """The absolute path of the folder that all of them are in."""
+
+
+def find_photos(paths: Sequence[str | os.PathLike[str]], out: Path) -> Inputs:
+    """The files behind files, folders and patterns (`photos/**/*.jpg`), each once, in their order; folders by name.
+
+    What a run has written to `out` is left out, wherever that is.
+    """
+    given = [os.fspath(path) for path in paths]
+    if not given:
+        raise PatchlightError("no photos were given; name files or folders")
+    written = {os.path.realpath(out / name) for name in WRITTEN_FOLDERS}
+    photos: dict[str, Input] = {}
+    roots: list[str] = []
+    for path in given:
+        if not path or "\0" in path:
+            raise PatchlightError(f"{path!r} is no path; name files or folders")
+        for named in _expanded(path):
+            absolute = os.path.abspath(named)
+            if _is_below(named, written):
+                if named == path:
+                    raise PatchlightError(
+                        f"{_line(named)}: lies where the crops of this run are written; name another folder with --out"
+                    )
+            elif os.path.isdir(named):
+                roots.append(absolute)
+                for each in _in_folder(named, written):
+                    photos.setdefault(each.file, each)
+            else:
+                roots.append(os.path.dirname(absolute))
+                photos.setdefault(absolute, Input(named, absolute, found=os.path.lexists(named)))
+    if not any(photo.found for photo in photos.values()):
+        first = next(iter(photos.values()), None)
+        if first is not None:
+            raise PatchlightError(f"{_line(first.path)}: there is no such file or folder")
+        kinds = ", ".join(sorted(PHOTO_SUFFIXES))
+        raise PatchlightError(f"{_line(given[0])}: holds no photos (files that end in {kinds}); name another folder")
+    base = os.path.commonpath(roots)
+    return Inputs(tuple(photos.values()), base)
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real == folder or real.startswith(os.path.join(folder, "")) for folder in folders)
+
+
+def _expanded(path: str) -> list[str]:
+    """What a pattern stands for, where the shell left it as it is; a file with such a name comes first."""
+    if os.path.lexists(path) or not glob.has_magic(path):
+        return [path]
+    matches = sorted(glob.glob(path, recursive=True), key=os.fsencode)
+    if not matches:
+        raise PatchlightError(f"{_line(path)}: nothing matches this pattern; check it, or name a folder")
+    return matches
+
+
+def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
+    """Photos below a folder, by name, folders among them. A link to a folder is followed if it leads out of the root,
+    for what is inside is found anyway; no folder is entered twice."""
+    real_root = os.path.join(os.path.realpath(root), "")
+    entered: set[tuple[int, int]] = set()
+    todo: list[tuple[str, bool]] = [(root, True)]  # with the next one last
+    while todo:
+        path, is_folder = todo.pop()
+        absolute = os.path.abspath(path)
+        if not is_folder:
+            yield Input(path, absolute)
+            continue
+        try:
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in entered or os.path.realpath(path) in written:
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            with os.scandir(path) as entries:
+                names = sorted((entry.name for entry in entries if not entry.name.startswith(".")), key=os.fsencode)
+        except OSError as error:
+            yield Input(path, absolute, trouble=f"this folder cannot be listed ({error.strerror})")
+            continue
+        for name in reversed(names):
+            below = os.path.join(path, name)
+            folder = _is_folder(below)
+            if folder and os.path.islink(below) and os.path.realpath(below).startswith(real_root):
+                continue
+            if folder or os.path.splitext(name)[1].lower() in PHOTO_SUFFIXES:
+                todo.append((below, folder))
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError:
+        return False  # a link in a circle, or to nothing
+
+
+# Names of crops
+
+
+def with_places(inputs: Inputs, kept: Mapping[str, str]) -> tuple[Input, ...]:
+    """The photos with the places of their crops, no two alike, not even to a file system that ignores case.
+
+    `kept` are the places that files (by absolute path) have from earlier runs into the same folder.
+    """
+    taken = {place.casefold() for place in kept.values()}
+    placed = []
+    for photo in inputs.photos:
+        place = kept.get(photo.file)
+        if place is None:
+            place = _place(photo.file, inputs.base)
+            if place.casefold() in taken:
+                place = _marked(place, photo.file)
+            taken.add(place.casefold())
+        placed.append(replace(photo, place=place))
+    return tuple(placed)
+
+
+def _place(file: str, base: str) -> str:
+    folder, name = os.path.split(os.path.relpath(file, base))
+    if len(os.fsencode(name)) > _MOST_BYTES:
+        name = _marked(name, file)
+    return os.path.join(folder, name)
+
+
+def _marked(place: str, file: str) -> str:
+    """The place with a mark that this file alone has, and with no more bytes than a name may have."""
+    folder, name = os.path.split(place)
+    root, suffix = os.path.splitext(name)
+    if len(os.fsencode(suffix)) > 20:
+        root, suffix = name, ""
+    mark = "~" + hashlib.blake2b(os.fsencode(file), digest_size=8).hexdigest()
+    room = _MOST_BYTES - len(mark) - len(os.fsencode(suffix))
+    root = os.fsencode(root)[:room].decode(errors="ignore")
+    return os.path.join(folder, root + mark + suffix)
+
+
+def crop_name(place: str, number: int, file_format: str) -> str:
+    """The name of a photo's crop, counted from 1: a.jpg, a.crop2.jpg; x.bmp.crop1.png where the format is another.
+
+    No two photos and numbers give the same. What stands before ".crop" says which photo it is: if it ends in ".photo",
+    the name is what is before that; if it ends like a photo, it is the name; else the name has the suffix that follows.
+    """
+    root, suffix = os.path.splitext(place)
+    same = suffix.lower() in SUFFIXES[file_format]
+    if same and number == 1 and not _NUMBERED.search(place):
+        return place
+    if not same or os.path.splitext(root)[1].lower() in PHOTO_SUFFIXES | {_UNNAMED}:
+        root = place if suffix.lower() in PHOTO_SUFFIXES else place + _UNNAMED
+    return f"{root}.crop{number}{suffix if same else SUFFIXES[file_format][0]}"
+
+
+def _line(path: str) -> str:
+    return path if path.isprintable() else ascii(path)

@@ -1,0 +1,85 @@
+"""Pictures of what was found: each photo, its heat map over it, and the boxes."""
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw
+
+from patchlight.batch.results import read_rows
+from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+from patchlight.images.decode import ImageError, decode
+
+LONGEST = 1024
+"""Pixels of a picture's longer side."""
+
+# From cold to hot, dark to bright, so that the order is seen without colours, too.
+_COLOURS = np.array([(20, 11, 53), (106, 23, 110), (188, 55, 84), (243, 120, 25), (252, 255, 164)], np.float64)
+
+
+def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
+    """A photo (RGB, upright, of any size) with what its row says: heat in colours, boxes in white."""
+    scale = min(1.0, LONGEST / max(photo.size))
+    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
+    picture = photo.resize(size, Image.Resampling.LANCZOS)
+    if row["heat"] is not None:
+        share_HW = np.asarray(_heat_on(size, row), np.float64) / 255
+        blend_HW1 = (0.65 * share_HW)[..., None]
+        levels_HWC = (1 - blend_HW1) * np.asarray(picture) + blend_HW1 * _coloured(share_HW)
+        picture = Image.fromarray(levels_HWC.round().astype(np.uint8))
+    width, height = row["size"]
+    draw, line = ImageDraw.Draw(picture), max(2, max(size) // 200)
+    for number, box in enumerate(row["boxes"]):
+        x0, y0, x1, y1 = box["xyxy"]
+        corners = (x0 / width * size[0], y0 / height * size[1], x1 / width * size[0] - 1, y1 / height * size[1] - 1)
+        corners = (corners[0], corners[1], max(corners[::2]), max(corners[1::2]))
+        draw.rectangle(corners, outline="black", width=line + 2)
+        draw.rectangle(corners, outline="white", width=line if number == 0 else max(1, line // 2))
+    return picture
+
+
+def write_overlays(folder: Path, watch: Callable[[int], None] = lambda done: None) -> Iterator[Path]:
+    """A picture for each row of folder/results.jsonl that is in order, in overlays/, by the row's number from 0.
+
+    A photo that is gone by now has none.
+    """
+    try:
+        (folder / "overlays").mkdir(exist_ok=True)
+    except OSError as error:
+        raise PatchlightError(f"{folder / 'overlays'}: cannot be written ({error.strerror})") from None
+    for number, row in enumerate(read_rows(folder / "results.jsonl")):
+        if row["status"] == "ok":
+            target = folder / "overlays" / f"{number}.jpg"
+            try:
+                photo = decode(row["path"], fast_size=(LONGEST, LONGEST)).image
+            except ImageError:
+                continue
+            try:
+                with replacing(target) as temporary:
+                    draw_found(photo, row).save(temporary, "JPEG", quality=88)
+            except OSError as error:
+                raise PatchlightError(f"{target}: cannot be written ({error.strerror}); make room") from None
+            yield target
+        watch(number + 1)
+
+
+def _heat_on(size: tuple[int, int], row: dict[str, Any]) -> Image.Image:
+    """The map where it lies on a picture of this (width, height); cold where the model did not look."""
+    heat, (width, height) = row["heat"], row["size"]
+    h, w = heat["size"]
+    levels = Image.fromarray(np.frombuffer(base64.b64decode(heat["levels"]), np.uint8).reshape(h, w))
+    x0, y0, x1, y1 = heat.get("region", (0, 0, width, height))
+    left, right = round(x0 / width * size[0]), round(x1 / width * size[0])
+    top, bottom = round(y0 / height * size[1]), round(y1 / height * size[1])
+    whole = Image.new("L", size)
+    whole.paste(levels.resize((max(1, right - left), max(1, bottom - top)), Image.Resampling.BICUBIC), (left, top))
+    return whole
+
+
+def _coloured(share_HW: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    stops = np.linspace(0, 1, len(_COLOURS))
+    return np.stack([np.interp(share_HW, stops, channel) for channel in _COLOURS.T], -1)

@@ -1,0 +1,369 @@
+"""The folder of a run: its rows, kept so that a stop of any kind costs nothing that was finished.
+
+DIR/results.jsonl   a JSON object a line, one for each input, in their order:
+                    version 1; path (as given or found, exactly: bytes that are not UTF-8 are surrogates, \\udc80 to
+                    \\udcff); status "ok" or "error"; reason and detail of an error, else null; size [width, height] of
+                    the upright photo; decision, confidence and method; boxes [{xyxy, score}], best first, in pixels of
+                    the upright photo; crops, relative to DIR; heat {size [h, w], levels: base64 of h*w bytes} or null
+DIR/results.csv     the same with the best box alone, for a spreadsheet
+DIR/summary.json    counts, settings, model and speed
+DIR/crops/          the crops, in the folders of their photos
+DIR/thumbs/, report.html    the page that shows them
+DIR/.run/           run.json (what the rows were made with), journal.jsonl (the rows as they came, with the stamps of
+                    their files), lock
+"""
+
+import base64
+import contextlib
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchlight.batch.inputs import Input
+from patchlight.batch.work import Stamp, unwritable
+from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+from patchlight.geometry import Box
+from patchlight.localizing.find import Localization
+
+VERSION = 1
+"""Of a row."""
+
+Row = dict[str, Any]
+
+TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
+"""Reasons that may have gone when the run is started again, though the file's stamp is the same."""
+
+COLUMNS = (
+    *("path", "status", "reason", "detail", "width", "height", "decision", "confidence", "method"),
+    *("subjects", "x0", "y0", "x1", "y1", "score", "crops"),
+)
+"""Of results.csv; the box is the best one, and several crops are parted by semicolons."""
+
+
+WRITTEN = (
+    *("crops", "thumbs", "overlays", "results.jsonl", "results.csv", "summary.json", "report.html"),
+    *("results.json", "megadetector.json", "coco.json"),
+)
+"""All that a run may write into its folder, besides its own notes."""
+
+
+def row_of(path: str, found: Localization, crops: Sequence[str] = ()) -> Row:
+    height, width = found.view.source_size
+    levels_hw = (found.heat_hw.float().clamp(0, 1) * 255).round().byte()
+    return {
+        "version": VERSION,
+        "path": path,
+        "status": "ok",
+        "reason": None,
+        "detail": None,
+        "size": [width, height],
+        "decision": found.decision,
+        "confidence": round(float(found.confidence), 4),
+        "method": found.method,
+        "boxes": [
+            {
+                "xyxy": [
+                    round(float(end), 1) + 0.0  # and not -0.0
+                    for end in (each.box.left, each.box.top, each.box.right, each.box.bottom)
+                ],
+                "score": round(float(each.score), 4),
+            }
+            for each in found.subjects
+        ],
+        "crops": list(crops),
+        "heat": {
+            "size": list(levels_hw.shape),
+            "levels": base64.b64encode(levels_hw.contiguous().numpy().tobytes()).decode(),
+        }
+        | _region(found),
+    }
+
+
+def _region(found: Localization) -> dict[str, list[float]]:
+    """Where the map lies, x0 y0 x1 y1 in the photo's pixels, if the model does not see exactly the whole photo."""
+    h, w = found.heat_hw.shape
+    down, across = found.patch_size
+    box = found.view.to_source(Box(0, 0, w * across, h * down))
+    height, width = found.view.source_size
+    ends = [round(float(end), 1) + 0.0 for end in (box.left, box.top, box.right, box.bottom)]
+    whole = all(abs(a - b) < 0.5 for a, b in zip(ends, (0, 0, width, height), strict=True))
+    return {} if whole else {"region": ends}
+
+
+def error_row(path: str, reason: str, detail: str) -> Row:
+    empty = dict.fromkeys(("size", "decision", "confidence", "method"))
+    about = {"version": VERSION, "path": path, "status": "error", "reason": reason, "detail": detail}
+    return about | empty | {"boxes": [], "crops": [], "heat": None}
+
+
+@dataclass(slots=True)
+class Entry:
+    """What the journal holds of a file, and where."""
+
+    start: int
+    stamp: Stamp | None
+    place: str
+    reason: str | None
+    crops: tuple[str, ...]
+
+
+class Journal:
+    """Rows in the order in which they were finished; of a file's rows the last one counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        with _writing(path):
+            self._file = path.open("a+b")
+            self._file.seek(0)
+            start = 0
+            for line in self._file:
+                if not self._index(line, start):
+                    break  # cut off by a kill; what follows a cut cannot be there
+                start += len(line)
+            if self._file.seek(0, os.SEEK_END) > start:
+                self._file.truncate(start)
+                self._file.seek(start)
+        self._end = start
+
+    def _index(self, line: bytes, start: int) -> bool:
+        if not line.endswith(b"\n"):
+            return False
+        try:
+            record = json.loads(line)
+            row, stamp = record["row"], record["stamp"]
+            self.entries[record["file"]] = Entry(
+                start,
+                None if stamp is None else (stamp[0], stamp[1]),
+                record["place"],
+                row["reason"],
+                tuple(row["crops"]),
+            )
+        except (ValueError, LookupError, TypeError):
+            return False
+        return True
+
+    def append(self, photo: Input, stamp: Stamp | None, row: Row) -> None:
+        record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
+        line = json.dumps(record).encode() + b"\n"
+        with _writing(self.path):
+            self._file.write(line)
+            self._file.flush()
+        self._index(line, self._end)
+        self._end += len(line)
+
+    def sync(self) -> None:
+        with _writing(self.path):
+            os.fsync(self._file.fileno())
+
+    @property
+    def length(self) -> int:
+        """In bytes."""
+        return self._end
+
+    def row(self, photo: Input) -> Row:
+        """The row of a photo, under the path that it has now."""
+        self._file.seek(self.entries[photo.file].start)
+        row: Row = json.loads(self._file.readline())["row"]
+        self._file.seek(0, os.SEEK_END)
+        return row | {"path": photo.path}
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written was said then, and is not in the journal
+            self._file.close()
+
+
+class ResultFolder:
+    """DIR of the layout above."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.crops = self.path / "crops"
+        self.thumbs = self.path / "thumbs"
+        self.results = self.path / "results.jsonl"
+        self.table = self.path / "results.csv"
+        self.summary = self.path / "summary.json"
+        self._own = self.path / ".run"
+        self._settings = self._own / "run.json"
+        self._journal = self._own / "journal.jsonl"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """One process writes to a folder at a time; a lock goes with its process, however that ends.
+
+        A folder that was made for a run which never began goes away again.
+        """
+        made = [folder for folder in (self._own, self.path) if not folder.exists()]
+        with _writing(self.path):
+            self._own.mkdir(parents=True, exist_ok=True)
+            lock = (self._own / "lock").open("w")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise PatchlightError(
+                    f"{self.path}: another process is writing there; wait for it, or name another folder"
+                ) from None
+            try:
+                yield
+            finally:
+                if made and not self._settings.exists():
+                    (self._own / "lock").unlink()
+                    for folder in made:
+                        with contextlib.suppress(OSError):
+                            folder.rmdir()
+
+    def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Refuse a folder whose rows were made in another way, or that holds somebody else's."""
+        if overwrite and self._settings.exists():
+            return
+        if not self._settings.exists():
+            others = [each for each in (self.path / name for name in WRITTEN) if each.exists()]
+            if others:
+                raise PatchlightError(
+                    f"{self.path}: holds {others[0].name}, but no run of this command; name another folder"
+                )
+            return
+        begun = read_json(self._settings)
+        if begun is None:
+            raise PatchlightError(f"{self._settings}: cannot be read; use --overwrite, or name another folder")
+        asked = json.loads(json.dumps(dict(made_with)))  # as JSON gives it back
+        changed = [name for name in {*begun, *asked} if begun.get(name) != asked.get(name)]
+        if changed:
+            # A setting that somebody chose says more than what follows from it.
+            name = min(changed, key=lambda each: (each.startswith("model"), each))
+            raise PatchlightError(
+                f"{self.path}: was begun with {name}={_short(begun.get(name))}, not {_short(asked.get(name))}; "
+                "use --overwrite to do it anew, or name another folder"
+            )
+
+    def begin(self, made_with: Mapping[str, Any], *, overwrite: bool) -> Journal:
+        """From here on the folder is this run's. What a killed process left half-written goes away."""
+        if overwrite and self._settings.exists():
+            self._forget()
+        self.clean()
+        if not self._settings.exists():
+            self.write_json(self._settings, made_with)
+        return Journal(self._journal)
+
+    def _forget(self) -> None:
+        """Remove what earlier runs wrote, and nothing else."""
+        if self._journal.exists():
+            journal = Journal(self._journal)
+            journal.close()
+            for entry in journal.entries.values():
+                self.remove_crops(entry.crops)
+        for name in WRITTEN:
+            if (self.path / name).is_file():
+                (self.path / name).unlink()
+        for picture in (self.path / "overlays").glob("*.jpg"):
+            picture.unlink()
+        self._journal.unlink(missing_ok=True)
+        self._settings.unlink()
+
+    def remove_crops(self, crops: Iterable[str]) -> None:
+        for crop in crops:
+            (self.path / crop).unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        for folder in (self.crops, self.thumbs, self.path / "overlays", self._own):
+            for root, _, names in os.walk(folder):
+                for name in names:
+                    if re.fullmatch(r"\.?.*\.\d+\.tmp", name, re.DOTALL):
+                        (Path(root) / name).unlink(missing_ok=True)
+        for name in WRITTEN:
+            for left in self.path.glob(f".{name}.*.tmp"):
+                left.unlink(missing_ok=True)
+
+    def has_crops(self, entry: Entry) -> bool:
+        return all((self.path / crop).is_file() for crop in entry.crops)
+
+    def replace(self, path: Path, content: bytes) -> None:
+        with _writing(path), replacing(path) as temporary:
+            temporary.write_bytes(content)
+
+    def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.replace(path, json.dumps(dict(values), indent=2).encode() + b"\n")
+
+    def write_rows(self, rows: Callable[[], Iterator[Row]]) -> None:
+        """results.jsonl and results.csv, row by row, so that they need no memory."""
+        with (
+            _writing(self.results),
+            replacing(self.results) as temporary,
+            temporary.open("w", encoding="ascii") as file,
+        ):
+            for row in rows():
+                file.write(json.dumps(row) + "\n")
+        with _writing(self.table), replacing(self.table) as temporary, temporary.open("wb") as table:
+            table.write(csv_line(COLUMNS))
+            for row in rows():
+                table.write(csv_line(_cells(row)))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if there is none, or something else."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a results.jsonl."""
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def digest(photos: Iterable[Input], journal: Journal) -> str:
+    """Of which photos the results are, and of which state of the journal."""
+    digest = hashlib.sha256(str(journal.length).encode())
+    for photo in photos:
+        digest.update(b"\0" + os.fsencode(photo.path) + b"\0" + os.fsencode(photo.file))
+    return digest.hexdigest()
+
+
+def csv_line(cells: Sequence[Any]) -> bytes:
+    """Text in quotes, and in front of what a spreadsheet would take for a formula an apostrophe."""
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerow([_neutral(cell) for cell in cells])
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _neutral(cell: Any) -> Any:
+    if cell is None:
+        return ""
+    if isinstance(cell, str) and cell.lstrip(" ").startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return "'" + cell
+    return cell
+
+
+def _cells(row: Row) -> list[Any]:
+    best: Row = row["boxes"][0] if row["boxes"] else {"xyxy": [None] * 4, "score": None}
+    width, height = row["size"] or (None, None)
+    about = [row[name] for name in ("path", "status", "reason", "detail")]
+    found = [width, height, row["decision"], row["confidence"], row["method"], len(row["boxes"])]
+    return [*about, *found, *best["xyxy"], best["score"], ";".join(row["crops"])]
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PatchlightError(unwritable(path, error).message) from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,417 @@
+"""Cut subjects out of the full-size original, and keep what is the photographer's: EXIF, colour profile, quality.
+
+A JPEG is taken apart only as far as its colour planes and put together with its own quantisation tables and
+subsampling, so that pixels which were not scaled change as little as they can; with jpegtran they do not change at all.
+PNG, WebP and TIFF stay what they are. What Pillow cannot write well becomes PNG (GIF, BMP, PPM) or JPEG (HEIC, AVIF,
+JPEG 2000). Nothing here imports torch.
+"""
+
+import contextlib
+import io
+import os
+import re
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image, JpegImagePlugin
+
+from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+from patchlight.geometry import Box, Size, View, upright
+from patchlight.images import decode as reading
+from patchlight.images.decode import MAX_PIXELS, ImageError
+
+Pixels = tuple[int, int, int, int]
+"""(left, top, right, bottom), whole pixels."""
+
+SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+}
+"""How the files of a format that crops are written in may end; a new one ends in the first."""
+
+_OTHERS_QUALITY = 95
+"""Of JPEGs made of other lossy formats."""
+
+_WEBP_QUALITY = 90
+"""A lossy WebP does not say its own."""
+
+_KEPT_COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "zstd", "lzma")
+
+_TIFF_TAGS = (270, 271, 272, 305, 306, 315, 33432)
+"""What a TIFF says about the photo: description, make, model, software, date, artist, copyright."""
+
+_TIFF_DIRECTORIES = (34665, 34853)
+"""EXIF and GPS."""
+
+_MARKER_ROOM = 65_533
+"""Bytes that a segment of a JPEG holds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """How to cut around a box."""
+
+    margin: float = 0.0  # on every side, as a share of the box's own width and height
+    aspect: tuple[int, int] | None = None  # (width, height) to grow to, such as (4, 3); None leaves the box as it is
+    longest: int | None = None  # pixels of the longer side, to which larger crops are scaled down
+    jpegtran: str | None = None  # the program that cuts JPEGs without decoding them, where that is wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Crop:
+    """A file of its own, not yet written."""
+
+    content: bytes
+    format: str
+    """"JPEG", "PNG", "WEBP" or "TIFF"."""
+    region: Pixels
+    """What it shows of the upright photo."""
+
+
+def parse_aspect(text: str) -> tuple[int, int] | None:
+    """ "free" or "W:H" -> None or (width, height)."""
+    if text == "free":
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,3}):([1-9]\d{0,3})", text, re.ASCII)
+    if not found:
+        raise PatchlightError(f"aspect={text!r} is not known; it is 'free', or width and height such as '1:1' or '4:3'")
+    return int(found[1]), int(found[2])
+
+
+def region_around(box: Box, size: Size, *, margin: float = 0.0, aspect: tuple[int, int] | None = None) -> Pixels:
+    """The pixels of a photo of this (height, width) to cut for a box: with its margin, and inside the photo.
+
+    With an aspect the box grows to it about its centre, is moved into the photo, and shrinks only where the photo is
+    too small for it, its margin first.
+    """
+    height, width = size
+    wide = box.expanded(margin)
+    if aspect is None:
+        left, top, right, bottom = wide.clip(size).to_ints()
+        left, top = min(max(left, 0), width - 1), min(max(top, 0), height - 1)
+        return left, top, min(max(right, left + 1), width), min(max(bottom, top + 1), height)
+    wide = wide.clip(size)
+    ratio = aspect[0] / aspect[1]
+    across = max(wide.width, wide.height * ratio, 1.0, ratio)
+    across = min(across, width, height * ratio)
+    columns = min(max(1, round(across)), width)
+    rows = min(max(1, round(columns / ratio)), height)
+    left = _start(columns, (wide.left, wide.right), (box.left, box.right), width)
+    top = _start(rows, (wide.top, wide.bottom), (box.top, box.bottom), height)
+    return left, top, left + columns, top + rows
+
+
+def _start(length: int, wide: tuple[float, float], box: tuple[float, float], photo: int) -> int:
+    """Where a stretch begins that is centred on the box with its margin, holds the box itself if it can, and lies in
+    the photo."""
+    start = (wide[0] + wide[1] - length) / 2
+    if length >= box[1] - box[0]:
+        start = min(max(start, box[1] - length), box[0])
+    return min(max(round(start), 0), photo - length)
+
+
+def cut_out(path: str | os.PathLike[str], boxes: Sequence[Box], how: Cut, max_pixels: int = MAX_PIXELS) -> list[Crop]:
+    """The crops around boxes (pixels of the upright photo) of a file; raises `ImageError` if it cannot be used."""
+    name = reading._printable(os.fspath(path))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reading._quiet())
+        try:
+            file = stack.enter_context(reading._open_file(path, name))
+            image = stack.enter_context(reading._open_image(file, name))
+            reading._check_size(image.size, name, max_pixels)
+            if image.format in ("JPEG", "MPO"):
+                return _cut_jpeg(image, file, boxes, how)
+            return _cut_other(image, file, boxes, how)
+        except ImageError:
+            raise
+        except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
+            raise reading._explain(error, name) from None
+
+
+def write_crop(path: Path, content: bytes) -> None:
+    """The whole file or none; folders on its way are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+# JPEG
+
+
+def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cut) -> list[Crop]:
+    assert isinstance(image, JpegImagePlugin.JpegImageFile)
+    orientation = reading._orientation(image)
+    stored_size = image.height, image.width
+    size = stored_size[::-1] if orientation >= 5 else stored_size
+    regions = [region_around(box, size, margin=how.margin, aspect=how.aspect) for box in boxes]
+    exif, profile = image.info.get("exif"), image.info.get("icc_profile")
+    if how.jpegtran is not None and how.longest is None:
+        lossless = _without_decoding(image, file, regions, orientation, how.jpegtran)
+        if lossless is not None:
+            return lossless
+    in_rgb = _is_coded_in_rgb(image)
+    # Its colours as the file holds them need no turning to RGB and back, which takes time and rounds twice.
+    mode = "YCbCr" if image.mode == "RGB" and not in_rgb else None
+    settings: dict[str, Any] = {
+        "qtables": [image.quantization[key] for key in sorted(image.quantization)],
+        "progressive": bool(image.info.get("progressive")),
+        "keep_rgb": in_rgb,
+    }
+    if image.mode == "RGB":
+        sampling = JpegImagePlugin.get_sampling(image)
+        settings["subsampling"] = max(sampling, 0)  # what Pillow cannot write is written at full resolution
+    if image.info.get("dpi"):
+        settings["dpi"] = image.info["dpi"]
+    drafted = image.draft(mode, _enough(image.size, regions, how.longest))
+    image.load()
+    scale = (1.0, 1.0)
+    if drafted is not None:
+        held = Box(*drafted[1])
+        scale = held.height / stored_size[0], held.width / stored_size[1]
+    crops = []
+    for region in regions:
+        part = _upright_part(image, region, size, orientation, scale, how.longest)
+        crops.append(Crop(_encoded(part, "JPEG", exif, profile, settings), "JPEG", region))
+    return crops
+
+
+def _is_coded_in_rgb(image: JpegImagePlugin.JpegImageFile) -> bool:
+    """As libjpeg guesses it: by Adobe's marker, else by the components' names."""
+    if "adobe_transform" in image.info:
+        return image.layers == 3 and image.info["adobe_transform"] == 0
+    return "jfif" not in image.info and [layer[0] for layer in image.layer] == [ord(letter) for letter in "RGB"]
+
+
+def _enough(size: tuple[int, int], regions: Sequence[Pixels], longest: int | None) -> tuple[int, int] | None:
+    """The (width, height) to decode a JPEG at, if its crops will be scaled down: twice what they need."""
+    if longest is None or not regions:
+        return None
+    shortest = min(max(right - left, bottom - top) for left, top, right, bottom in regions)
+    share = min(1.0, 2 * longest / shortest)
+    return max(1, round(size[0] * share)), max(1, round(size[1] * share))
+
+
+def _without_decoding(
+    image: JpegImagePlugin.JpegImageFile, file: IO[bytes], regions: Sequence[Pixels], orientation: int, program: str
+) -> list[Crop] | None:
+    """Crops that begin where a block of the file does, turned as the file is; None if the program cannot."""
+    step_x, step_y = (8 * max(layer[axis] for layer in image.layer) for axis in (1, 2))
+    file.seek(0)
+    source = file.read()
+    file.seek(0)
+    size = (image.width, image.height) if orientation >= 5 else (image.height, image.width)
+    view = View(source_size=size, model_size=size, orientation=orientation)
+    crops = []
+    for region in regions:
+        left, top, right, bottom = view.to_stored(Box(*region)).to_ints()
+        left, top = left // step_x * step_x, top // step_y * step_y
+        where = f"{right - left}x{bottom - top}+{left}+{top}"
+        try:
+            done = subprocess.run(
+                [program, "-copy", "all", "-crop", where], input=source, capture_output=True, timeout=120, check=True
+            )
+            content = _with_exif(done.stdout, (bottom - top, right - left), orientation)
+            with Image.open(io.BytesIO(content), formats=["JPEG"]) as made:
+                if made.size != (right - left, bottom - top):
+                    return None
+        except (OSError, subprocess.SubprocessError, ValueError, SyntaxError):
+            return None
+        shown = upright(Box(left, top, right, bottom), (image.height, image.width), orientation)
+        crops.append(Crop(content, "JPEG", shown.to_ints()))
+    return crops
+
+
+def _with_exif(jpeg: bytes, size: Size, orientation: int) -> bytes:
+    """The JPEG with its EXIF told of its size, and without the index of further pictures that were behind it."""
+    parts, place = [jpeg[:2]], 2
+    while place + 4 <= len(jpeg) and jpeg[place] == 0xFF and jpeg[place + 1] != 0xDA:
+        (length,) = struct.unpack_from(">H", jpeg, place + 2)
+        marker, body = jpeg[place + 1], jpeg[place + 4 : place + 2 + length]
+        place += 2 + length
+        if marker == 0xE2 and body.startswith(b"MPF\0"):
+            continue
+        if marker == 0xE1 and body.startswith(b"Exif\0\0"):
+            changed = exif_of_crop(body, size, orientation)
+            if changed is None:
+                continue
+            body = changed
+        parts.append(b"\xff" + bytes([marker]) + struct.pack(">H", len(body) + 2) + body)
+    return b"".join([*parts, jpeg[place:]])
+
+
+# Other formats
+
+
+def _cut_other(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cut) -> list[Crop]:
+    file_format = image.format
+    compression = str(image.info.get("compression"))
+    lossless = file_format == "WEBP" and _is_lossless_webp(file)
+    image.load()  # a TIFF is turned by it, and what a PNG has behind its pixels is read
+    orientation = reading._orientation(image)
+    stored_size = image.height, image.width
+    size = stored_size[::-1] if orientation >= 5 else stored_size
+    exif, profile = image.info.get("exif"), image.info.get("icc_profile")
+    settings: dict[str, Any] = {}
+    target = "PNG"
+    match file_format:
+        case "WEBP" | "TIFF":
+            target = file_format
+        case "PNG" | "GIF" | "BMP" | "PPM":
+            pass
+        case _ if not image.has_transparency_data:
+            target = "JPEG"
+            image = reading._to_rgb(image, (255, 255, 255))
+    match target:
+        case "WEBP":
+            settings = {"lossless": True} if lossless else {"quality": _WEBP_QUALITY}
+        case "TIFF":
+            settings = _tiff_settings(image, compression)
+        case "JPEG":
+            settings = {"quality": _OTHERS_QUALITY}
+    if target in ("PNG", "TIFF") and image.info.get("dpi"):
+        settings["dpi"] = image.info["dpi"]
+    if target == "PNG" and not _fits_png(image):
+        image = reading._to_rgb(image, (255, 255, 255))
+    crops = []
+    for box in boxes:
+        region = region_around(box, size, margin=how.margin, aspect=how.aspect)
+        part = _upright_part(image, region, size, orientation, (1.0, 1.0), how.longest)
+        crops.append(Crop(_encoded(part, target, exif, profile, settings), target, region))
+    return crops
+
+
+def _fits_png(image: Image.Image) -> bool:
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key, default=0) > 255:
+        return False  # it names a 16-bit colour, and Pillow has reduced the pixels to 8 bits
+    return image.mode in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+
+
+def _is_lossless_webp(file: IO[bytes]) -> bool:
+    file.seek(0)
+    return b"VP8L" in file.read(1 << 16)
+
+
+def _tiff_settings(image: Image.Image, compression: str) -> dict[str, Any]:
+    """What the TIFF says about the photo; how its pixels are stored is written anew."""
+    tags, kept = image.getexif(), Image.Exif()
+    for tag in _TIFF_TAGS:
+        with contextlib.suppress(Exception):  # a broken directory is left out, as a broken EXIF is
+            if tag in tags:
+                kept[tag] = tags[tag]
+    for tag in _TIFF_DIRECTORIES:
+        with contextlib.suppress(Exception):
+            if directory := dict(tags.get_ifd(tag)):
+                kept.get_ifd(tag).update(directory)
+                compression = "raw"  # the only one that Pillow writes directories with
+    if compression not in _KEPT_COMPRESSIONS:
+        compression = "tiff_adobe_deflate"
+    return {"compression": compression, "exif": kept.tobytes()}
+
+
+# The pixels and the file
+
+
+def _upright_part(
+    image: Image.Image,
+    region: Pixels,
+    size: Size,
+    orientation: int,
+    scale: tuple[float, float],
+    longest: int | None,
+) -> Image.Image:
+    """The region of the upright photo, from an image that is stored turned and (y, x) times as large."""
+    view = View(source_size=size, model_size=size, orientation=orientation)
+    stored = view.to_stored(Box(*region))
+    if longest is None or max(stored.width, stored.height) <= longest:
+        part = image.crop(stored.to_ints())
+    else:
+        share = longest / max(stored.width, stored.height)
+        target = max(1, round(stored.width * share)), max(1, round(stored.height * share))
+        box = stored.scaled(scale).clip((image.height, image.width))
+        part = _scaled(image, target, (box.left, box.top, box.right, box.bottom))
+    return part.transpose(reading._TURNS[orientation]) if orientation in reading._TURNS else part
+
+
+def _scaled(image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]) -> Image.Image:
+    if image.mode in ("1", "P", "PA"):
+        transparent = image.has_transparency_data
+        image = image.convert("RGBA" if transparent else "L" if image.mode == "1" else "RGB")
+        image.info.pop("transparency", None)
+    if image.mode.startswith("I;16"):
+        # Pillow scales wider greys alone; a box filter does not leave their range.
+        return image.convert("I").resize(size, Image.Resampling.BOX, box).convert("I;16")
+    smooth = image.mode not in ("I", "F")
+    return image.resize(size, Image.Resampling.LANCZOS if smooth else Image.Resampling.BOX, box, reducing_gap=3.0)
+
+
+def _encoded(
+    part: Image.Image, file_format: str, exif: bytes | None, profile: bytes | None, settings: dict[str, Any]
+) -> bytes:
+    settings = dict(settings)
+    if exif and file_format != "TIFF":
+        changed = exif_of_crop(exif, (part.height, part.width), 1)
+        if changed is not None and len(changed) <= _MARKER_ROOM:
+            settings["exif"] = changed
+    if profile:
+        settings["icc_profile"] = profile
+    part.info.pop("exif", None)  # or it would be written as it was
+    file = io.BytesIO()
+    part.save(file, file_format, **settings)
+    return file.getvalue()
+
+
+def exif_of_crop(exif: bytes, size: Size, orientation: int) -> bytes | None:
+    """The EXIF for a crop of this (height, width): its orientation, its size, and no thumbnail of the whole photo.
+
+    Changed in place, since cameras' own notes hold offsets that a rewritten EXIF would break. None if it is damaged.
+    """
+    body = bytearray(exif.removeprefix(b"Exif\0\0"))
+    try:
+        order = {b"II*\0": "<", b"MM\0*": ">"}[bytes(body[:4])]
+        (first,) = struct.unpack_from(order + "I", body, 4)
+        height, width = size
+        entries, following = _directory(body, order, first)
+        _set_number(body, order, entries.get(0x112), orientation)
+        _set_number(body, order, entries.get(0x100), width)
+        _set_number(body, order, entries.get(0x101), height)
+        if 0x8769 in entries:
+            inner, _ = _directory(body, order, struct.unpack_from(order + "I", body, entries[0x8769] + 8)[0])
+            _set_number(body, order, inner.get(0xA002), width)
+            _set_number(body, order, inner.get(0xA003), height)
+        (thumbnails,) = struct.unpack_from(order + "I", body, following)
+        if thumbnails:
+            struct.pack_into(order + "I", body, following, 0)
+            with contextlib.suppress(struct.error, KeyError):  # one that cannot be found is out of reach now anyway
+                small, _ = _directory(body, order, thumbnails)
+                start, length = (struct.unpack_from(order + "I", body, small[tag] + 8)[0] for tag in (0x201, 0x202))
+                if start >= 8 and start + length == len(body):
+                    del body[start:]
+                elif start >= 8 and start + length < len(body):
+                    body[start : start + length] = bytes(length)
+    except (struct.error, KeyError):
+        return None
+    return b"Exif\0\0" + bytes(body)
+
+
+def _directory(body: bytearray, order: str, place: int) -> tuple[dict[int, int], int]:
+    """Where each tag's entry of 12 bytes is, and where the place of the next directory is written."""
+    (count,) = struct.unpack_from(order + "H", body, place)
+    starts = [place + 2 + 12 * index for index in range(count)]
+    return {struct.unpack_from(order + "H", body, start)[0]: start for start in starts}, place + 2 + 12 * count
+
+
+def _set_number(body: bytearray, order: str, entry: int | None, value: int) -> None:
+    """Change a single number of 16 or 32 bits where it stands."""
+    if entry is None:
+        return
+    kind, count = struct.unpack_from(order + "HI", body, entry + 2)
+    if count == 1 and kind in (3, 4):
+        struct.pack_into(order + {3: "H", 4: "I"}[kind], body, entry + 8, value)

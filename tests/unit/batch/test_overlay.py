@@ -1,0 +1,49 @@
+"""Pictures of what was found."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchlight.batch.overlay import draw_found, write_overlays
+
+
+def row(path: Path, size: tuple[int, int], box: list[float]) -> dict[str, Any]:
+    levels = np.zeros((4, 4), np.uint8)
+    levels[1:3, 2:4] = 255
+    heat = {"size": [4, 4], "levels": base64.b64encode(levels.tobytes()).decode()}
+    found = {"decision": "subject", "confidence": 0.9, "boxes": [{"xyxy": box, "score": 0.9}], "heat": heat}
+    return {"version": 1, "path": str(path), "status": "ok", "size": list(size), "crops": []} | found
+
+
+def test_heat_and_box_lie_where_the_row_says() -> None:
+    photo = Image.new("RGB", (2000, 1000), (0, 0, 200))
+    picture = draw_found(photo, row(Path("x"), (2000, 1000), [1000, 250, 2000, 750]))
+    assert picture.size == (1024, 512)
+    levels = np.asarray(picture).astype(int)
+    hot, cold = levels[256, 768], levels[256, 100]
+    assert hot[0] > 150  # the photo has no red
+    assert cold[0] < 30
+    white = (levels > 230).all(2)
+    ys, xs = np.nonzero(white)
+    assert abs(xs.min() - 512) <= 6
+    assert abs(ys.min() - 128) <= 6
+    assert abs(ys.max() - 384) <= 6
+
+
+def test_every_row_that_is_in_order_gets_a_picture_and_photos_that_are_gone_none(tmp_path: Path) -> None:
+    Image.new("RGB", (60, 40), (9, 9, 9)).save(tmp_path / "a.png")
+    rows = [
+        row(tmp_path / "gone.png", (60, 40), [0, 0, 10, 10]),
+        {"version": 1, "path": "b", "status": "error", "reason": "empty", "size": None, "boxes": [], "heat": None},
+        row(tmp_path / "a.png", (60, 40), [5, 5, 50, 30]) | {"heat": None},
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    done: list[int] = []
+    assert list(write_overlays(tmp_path, done.append)) == [tmp_path / "overlays" / "2.jpg"]
+    with Image.open(tmp_path / "overlays" / "2.jpg") as picture:
+        assert picture.size == (60, 40)
+    assert done[-1] == 3

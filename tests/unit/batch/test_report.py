@@ -1,0 +1,229 @@
+import base64
+import io
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchlight.batch import report
+from patchlight.batch.report import thumbnail, thumbnail_path, write_report
+from patchlight.errors import PatchlightError
+from patchlight.images.decode import decode
+
+HOSTILE = [
+    "</script><script>alert(1)</script>.jpg",
+    '"><img src=x onerror=alert(1)>.jpg',
+    "two\nlines.jpg",
+    "caf\udce9 \udcff.jpg",
+    "<!--<script>.jpg",
+    "]]>\u2028&amp;.jpg",
+    "/*{data}*/ /*{policy}*/.jpg",
+]
+
+
+def ok_row(path: str, **changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "version": 1, "path": path, "status": "ok", "reason": None, "detail": None, "size": [40, 30],
+        "decision": "subject", "confidence": 0.5, "method": "subject", "boxes": [], "crops": [], "heat": None,
+    }  # fmt: skip
+    return row | changes
+
+
+def results(folder: Path, *rows: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+class _Elements(HTMLParser):
+    """The page as a browser reads it: its tags, and the text of the data element."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.policy = self.data = ""
+        self._in_data = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.tags.append(tag)
+        self._in_data = named.get("id") == "data"
+        if named.get("http-equiv") == "Content-Security-Policy":
+            self.policy = str(named["content"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_data = False
+
+    def handle_data(self, data: str) -> None:
+        self.data += data if self._in_data else ""
+
+
+def page_of(folder: Path) -> _Elements:
+    return _Elements((folder / "report.html").read_text())
+
+
+def rows_of(folder: Path) -> list[list[Any]]:
+    rows: list[list[Any]] = json.loads(page_of(folder).data)["rows"]
+    return rows
+
+
+def colour_of(path: Path) -> tuple[int, ...]:
+    with Image.open(path) as image:
+        return tuple(round(level / 64) for level in image.resize((1, 1)).getpixel((0, 0)))  # type: ignore[union-attr]
+
+
+def test_no_name_breaks_out_of_the_page(tmp_path: Path) -> None:
+    plain = results(tmp_path / "plain", *(ok_row("a.jpg") for _ in HOSTILE))
+    hostile = results(
+        tmp_path / "hostile",
+        *(ok_row(name, method=name, decision=name, crops=[name]) for name in HOSTILE[:-1]),
+        ok_row(HOSTILE[-1], status="error", reason=HOSTILE[0], detail=HOSTILE[1]),
+    )
+    for folder in (plain, hostile):
+        write_report(folder, title=HOSTILE[0], root=tmp_path)
+    assert page_of(hostile).tags == page_of(plain).tags
+    assert [row[0] for row in rows_of(hostile)] == HOSTILE
+    data = page_of(hostile).data
+    assert data.isascii()
+    assert not set(data) & set("<>&")
+
+
+def test_the_policy_lets_only_the_pages_own_script_run(tmp_path: Path) -> None:
+    write_report(results(tmp_path / "run", ok_row("a.jpg")))
+    page = page_of(tmp_path / "run")
+    assert "default-src 'none'" in page.policy
+    assert "unsafe" not in page.policy
+    assert page.tags.count("script") == 2  # the data and the script
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval)\b", text)
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", text.split("<script>")[0])
+
+
+def test_missing_thumbnails_are_made_and_a_lost_photo_has_none(tmp_path: Path) -> None:
+    Image.new("RGB", (800, 600), (255, 0, 0)).save(tmp_path / "red.jpg")
+    folder = results(tmp_path / "run", ok_row("red.jpg"), ok_row("gone.jpg"), ok_row("bad.jpg", status="error"))
+    assert write_report(folder, root=tmp_path) == folder / "report.html"
+    assert [row[7] for row in rows_of(folder)[:2]] == [1, 0]
+    assert [path.name for path in (folder / "thumbs").iterdir()] == ["0.jpg"]
+    with Image.open(thumbnail_path(folder, 0)) as image:
+        assert image.size == (240, 180)
+    assert colour_of(thumbnail_path(folder, 0)) == (4, 0, 0)
+
+
+def test_a_runners_thumbnail_stays_unless_it_is_anothers(tmp_path: Path) -> None:
+    Image.new("RGB", (80, 60), (255, 0, 0)).save(tmp_path / "red.png")
+    folder = results(tmp_path / "run", *(ok_row("red.png") for _ in range(3)))
+    (folder / "thumbs").mkdir()
+    blue = Image.new("RGB", (80, 60), (0, 0, 255))
+    thumbnail_path(folder, 0).write_bytes(thumbnail(blue))
+    thumbnail_path(folder, 1).write_bytes(thumbnail(blue, path="red.png"))
+    thumbnail_path(folder, 2).write_bytes(thumbnail(blue, path="blue.png"))  # a row was put in before it
+    write_report(folder, root=tmp_path)
+    assert [colour_of(thumbnail_path(folder, row)) for row in range(3)] == [(0, 0, 4), (0, 0, 4), (4, 0, 0)]
+
+
+def test_many_thumbnails_are_made_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MANY", 4)
+    for shade in range(6):
+        Image.new("RGB", (50, 40), (50 * shade, 0, 0)).save(tmp_path / f"{shade}.png")
+    folder = results(tmp_path / "run", *(ok_row(f"{shade}.png") for shade in range(6)), ok_row("gone.png"))
+    write_report(folder, root=tmp_path, workers=2)
+    assert [row[7] for row in rows_of(folder)] == [1] * 6 + [0]
+    assert [colour_of(thumbnail_path(folder, shade))[0] for shade in range(6)] == [0, 1, 2, 2, 3, 4]
+
+
+def test_thumbnail_has_the_photos_shape(tmp_path: Path) -> None:
+    for size, expected in (((4000, 1000), (240, 60)), ((30, 40), (30, 40)), ((1, 5000), (1, 240))):
+        with Image.open(io.BytesIO(thumbnail(Image.new("RGB", size)))) as image:
+            assert image.size == expected
+            assert image.format == "JPEG"
+
+
+def test_thumbnail_of_a_fast_decoded_photo_leaves_out_what_is_not_the_photos(tmp_path: Path) -> None:
+    """1001 pixels are 125.125 of an eighth's: the 126th holds the source's last column, and beside it nothing."""
+    ramp = np.tile(np.linspace(0, 255, 1001).astype(np.uint8), (1501, 1))
+    Image.fromarray(ramp).convert("RGB").save(tmp_path / "ramp.jpg", quality=95)
+    fast = decode(tmp_path / "ramp.jpg", fast_size=(60, 40))
+    assert fast.image.width < 200
+    with (
+        Image.open(io.BytesIO(thumbnail(fast))) as small,
+        Image.open(io.BytesIO(thumbnail(decode(tmp_path / "ramp.jpg")))) as true,
+    ):
+        assert small.size == true.size == (160, 240)
+        np.testing.assert_allclose(np.asarray(small, float), np.asarray(true, float), atol=6)
+
+
+def test_heat_of_many_photos_is_made_coarser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels_hw = np.zeros((56, 28), np.uint8)
+    levels_hw[:28] = 200
+    heat = {"size": [56, 28], "levels": base64.b64encode(levels_hw.tobytes()).decode(), "region": [0, 0, 20, 30]}
+    folder = results(tmp_path / "run", ok_row("a.jpg", heat=heat))
+    for large, side in ((10, 32), (0, 16)):
+        monkeypatch.setattr(report, "_LARGE", large)
+        write_report(folder)
+        height, width, text, region = rows_of(folder)[0][6]
+        assert (height, width) == (side, side // 2)
+        small_hw = np.frombuffer(base64.b64decode(text), np.uint8).reshape(height, width)
+        assert (small_hw[: side // 2] == 200).all()
+        assert (small_hw[side // 2 :] == 0).all()
+        assert region == [0, 0, 20, 30]
+
+
+@pytest.mark.parametrize("levels", ["", "!", base64.b64encode(b"abc").decode()])
+def test_a_broken_heat_map_is_left_out(tmp_path: Path, levels: str) -> None:
+    write_report(results(tmp_path / "run", ok_row("a.jpg", heat={"size": [2, 2], "levels": levels})))
+    assert rows_of(tmp_path / "run")[0][6] is None
+
+
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    row = ok_row("a.jpg", confidence=float("nan"), boxes=[{"xyxy": [1, 2.25, float("inf"), 4], "score": 0.12345}])
+    write_report(results(tmp_path / "run", row))
+    packed = rows_of(tmp_path / "run")[0]
+    assert packed[2] == 0
+    assert packed[4] == [[1, 2.2, 0, 4, 0.123]]
+
+
+def test_names_of_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    """Written as they are, or as JSON's escapes, they come to the page the same."""
+    row = ok_row(os.fsdecode(b"caf\xe9.jpg"))
+    (tmp_path / "results.jsonl").write_bytes(
+        json.dumps(row).encode() + b"\n" + json.dumps(row, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
+    )
+    write_report(tmp_path)
+    assert [packed[0] for packed in rows_of(tmp_path)] == ["caf\udce9.jpg"] * 2
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = results(tmp_path / "run", ok_row("a.jpg"), ok_row("b.jpg"))
+    pages = {write_report(folder, root=tmp_path).read_bytes() for _ in range(2)}
+    assert len(pages) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file"),
+        ('{"version": 1, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
+        ("[]\n", "line 1 is not a result"),
+        ('{"version": 2, "path": "a.jpg", "status": "ok"}\n', "version 2"),
+    ],
+)
+def test_results_that_cannot_be_shown(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "results.jsonl").write_text(content)
+    with pytest.raises(PatchlightError, match=words):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
+    write_report(results(tmp_path / "run"))
+    assert rows_of(tmp_path / "run") == []

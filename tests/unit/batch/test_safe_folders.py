@@ -1,0 +1,92 @@
+"""What a run may read and write: never the photos themselves, never somebody else's files, never its own output."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from crop_runs import make_photos, rows_of, save_model
+from patchlight.batch.overlay import write_overlays
+from patchlight.batch.results import WRITTEN
+from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.errors import PatchlightError
+from patchlight.localizing.boxes import boxes_of
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_photos_that_lie_where_crops_go_are_never_written_over(tmp_path: Path, model: Path) -> None:
+    photos = make_photos(tmp_path / "own" / "crops", 2)
+    before = [path.read_bytes() for path in photos]
+    for overwrite in (False, True):
+        with pytest.raises(PatchlightError, match="lies where the crops of this run are written"):
+            crop_photos(photos, tmp_path / "own", model=model, workers=0, overwrite=overwrite)
+    assert [path.read_bytes() for path in photos] == before
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_with_somebody_elses_files_is_refused(name: str, overwrite: bool, tmp_path: Path, model: Path) -> None:
+    photos = make_photos(tmp_path / "photos", 1)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    with pytest.raises(PatchlightError, match=f"holds {name}, but no run of this command"):
+        crop_photos(photos, tmp_path / "out", model=model, workers=0, overwrite=overwrite)
+    assert (tmp_path / "out" / name).read_text() == "mine"
+
+
+def test_patterns_and_pictures_do_not_feed_a_run_with_itself(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_photos(tmp_path / "photos", 2)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert crop_photos(["**/*.jpg"], "photos/out", model=model, workers=0).photos == 2
+        assert len(list(write_overlays(Path("photos/out")))) == 2
+    assert crop_photos(["photos"], "photos/out", model=model, workers=0).photos == 2
+
+
+def test_beginning_anew_leaves_nothing_of_the_old_run(tmp_path: Path, model: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    out = tmp_path / "out"
+    crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco"])
+    list(write_overlays(out))
+    crop_photos([tmp_path / "photos"], out, CropSettings(margin=0.5), model=model, workers=0, overwrite=True)
+    assert not (out / "coco.json").exists()
+    assert list((out / "overlays").iterdir()) == []
+
+
+def test_heat_of_a_model_that_sees_the_middle_alone_is_drawn_there(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "central", resize="shortest", crop_pct=0.8)
+    Image.new("RGB", (300, 100), (0, 0, 150)).save(tmp_path / "wide.png")
+    crop_photos([tmp_path / "wide.png"], tmp_path / "out", model=model, workers=0)
+    (row,) = rows_of(tmp_path / "out")
+    x0, y0, x1, y1 = row["heat"]["region"]
+    assert (x0, y0, x1, y1) == pytest.approx((110, 10, 190, 90), abs=4)
+    (picture,) = write_overlays(tmp_path / "out")
+    with Image.open(picture) as image:
+        red_W = np.asarray(image)[20:80, :, 0].mean(0)
+    assert red_W[:90].max() < 40
+    assert red_W[:90].mean() < red_W[120:180].mean() - 5
+
+
+def test_tiles_beyond_reason_are_refused_at_once() -> None:
+    with pytest.raises(PatchlightError, match="tiles=20 must be from 1 to 16"):
+        CropSettings(tiles=20)
+
+
+def test_a_faint_narrow_region_keeps_its_box() -> None:
+    heat = np.zeros((16, 16))
+    heat[4:8, 3] = 0.45
+    heat[10:12, 10:12] = 0.3
+    ((x0, y0, x1, y1, _),) = boxes_of(heat, threshold=0.25, most=1)
+    assert (x0, x1) == (3, 4)
+    assert 3.5 < y0 < 5 < 7 < y1 < 8.5
+    single = np.zeros((16, 16))
+    single[3, 3] = 0.45
+    ((x0, y0, x1, y1, _),) = boxes_of(single, threshold=0.25)
+    assert (x0, y0, x1, y1) == (3, 3, 4, 4)

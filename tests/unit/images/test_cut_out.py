@@ -1,0 +1,476 @@
+"""Crops: where they are cut, and that the file they come from is still to be recognised in them."""
+
+import io
+import os
+import shutil
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import ExifTags, Image, ImageCms, JpegImagePlugin
+
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+from patchlight.images import crop as crop_module
+from patchlight.images.crop import Cut, cut_out, exif_of_crop, parse_aspect, region_around, write_crop
+from patchlight.images.decode import ImageError
+
+DEMO = Path(__file__).parents[4] / "shared" / "data" / "demo"
+PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+
+
+def picture(width: int = 96, height: int = 64) -> Image.Image:
+    """Smooth, and nowhere alike, so that a crop of another place is another picture."""
+    y_HW, x_HW = np.mgrid[0:height, 0:width]
+    level_HWC = np.stack([255 * x_HW / width, 255 * y_HW / height, 128 + 100 * np.sin((x_HW + y_HW) / 9)], -1)
+    return Image.fromarray(level_HWC.astype(np.uint8))
+
+
+def open_crop(content: bytes) -> Any:
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return image
+
+
+def difference(one: Image.Image, other: Image.Image) -> float:
+    assert one.size == other.size
+    return float(np.abs(np.asarray(one.convert("RGB"), float) - np.asarray(other.convert("RGB"), float)).mean())
+
+
+def upright_of(path: Path) -> Image.Image:
+    from PIL import ImageOps
+
+    with Image.open(path) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+# Where
+
+
+def test_margin_is_a_share_of_the_box() -> None:
+    assert region_around(Box(20, 30, 40, 40), (100, 100), margin=0.1) == (18, 29, 42, 41)
+
+
+@given(
+    st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    st.lists(st.floats(-20, 320), min_size=4, max_size=4),
+    st.floats(0, 2),
+    st.sampled_from(["free", "1:1", "4:3", "3:4", "1:9"]),
+)
+def test_region_lies_in_the_photo_and_holds_the_box(
+    size: tuple[int, int], ends: list[float], margin: float, aspect: str
+) -> None:
+    height, width = size
+    x0, x1, y0, y1 = sorted(ends[:2]) + sorted(ends[2:])
+    box = Box(x0, y0, x1, y1).clip(size)
+    left, top, right, bottom = region_around(box, size, margin=margin, aspect=parse_aspect(aspect))
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    if aspect == "free":
+        assert left <= box.left + 1e-5 or left == width - 1
+        assert right >= box.right - 1e-5
+        return
+    if right - left >= box.width:  # what fits is inside, but for the rounding of its place
+        assert left <= box.left + 1
+        assert right >= box.right - 1
+    if bottom - top >= box.height:
+        assert top <= box.top + 1
+        assert bottom >= box.bottom - 1
+
+
+@given(st.integers(50, 400), st.integers(50, 400), st.sampled_from([(1, 1), (4, 3), (3, 4), (16, 9)]), st.data())
+def test_aspect_is_kept_to_the_pixel(height: int, width: int, aspect: tuple[int, int], data: st.DataObject) -> None:
+    x0, y0 = data.draw(st.integers(0, width - 20)), data.draw(st.integers(0, height - 20))
+    x1, y1 = data.draw(st.integers(x0 + 10, width)), data.draw(st.integers(y0 + 10, height))
+    left, top, right, bottom = region_around(Box(x0, y0, x1, y1), (height, width), aspect=aspect)
+    assert abs((right - left) * aspect[1] / aspect[0] - (bottom - top)) <= 1
+
+
+def test_aspect_moves_into_the_photo_before_it_shrinks() -> None:
+    assert region_around(Box(0, 40, 10, 80), (100, 100), aspect=(1, 1)) == (0, 40, 40, 80)
+    assert region_around(Box(0, 0, 200, 50), (50, 200), aspect=(1, 1)) == (75, 0, 125, 50)
+
+
+@pytest.mark.parametrize("text", ["", "1", "0:1", "a:b", "1:1:1", "-1:2", "1.5:1"])
+def test_an_aspect_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(PatchlightError, match="aspect="):
+        parse_aspect(text)
+
+
+# JPEG
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("quality", [40, 75, 95])
+def test_jpeg_keeps_tables_subsampling_profile_and_pixels(tmp_path: Path, subsampling: int, quality: int) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, quality=quality, subsampling=subsampling, icc_profile=PROFILE, dpi=(240, 240), comment=b"trap")
+    (crop,) = cut_out(path, [Box(16, 16, 64, 48)], Cut())
+    with Image.open(path) as source, open_crop(crop.content) as made:
+        assert made.format == crop.format == "JPEG"
+        assert crop.region == (16, 16, 64, 48)
+        assert made.quantization == source.quantization
+        assert JpegImagePlugin.get_sampling(made) == subsampling
+        assert made.info["icc_profile"] == PROFILE
+        assert made.info["dpi"] == (240, 240)
+        assert made.info["comment"] == b"trap"
+        wanted = source.convert("RGB").crop((16, 16, 64, 48))
+        # Aligned blocks with the same tables give almost the same numbers back.
+        assert difference(made, wanted) < 1.0
+
+
+def test_a_jpeg_keeps_more_of_itself_than_through_rgb(tmp_path: Path) -> None:
+    """The reason for staying in the file's own colours: against the way through RGB, with the same tables."""
+    path = tmp_path / "a.jpg"
+    picture(160, 160).save(path, quality=90, subsampling=2)
+    with Image.open(path) as source:
+        tables, wanted = source.quantization, source.convert("RGB").crop((16, 16, 144, 144))
+        through_rgb = io.BytesIO()
+        wanted.save(through_rgb, "JPEG", qtables=tables, subsampling=2)
+    (crop,) = cut_out(path, [Box(16, 16, 144, 144)], Cut())
+    assert difference(open_crop(crop.content), wanted) <= difference(open_crop(through_rgb.getvalue()), wanted)
+
+
+def with_exif(orientation: int, size: tuple[int, int]) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make] = "Reconyx"
+    exif[ExifTags.Base.Orientation] = orientation
+    exif[ExifTags.Base.ImageWidth], exif[ExifTags.Base.ImageLength] = size
+    inner = exif.get_ifd(ExifTags.IFD.Exif)
+    inner[ExifTags.Base.DateTimeOriginal] = "2024:05:01 06:07:08"
+    inner[ExifTags.Base.ExifImageWidth], inner[ExifTags.Base.ExifImageHeight] = size
+    exif.get_ifd(ExifTags.IFD.GPSInfo)[1] = "N"
+    return exif
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_gives_the_upright_crop(tmp_path: Path, orientation: int, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    stored = picture()
+    options: dict[str, Any] = {"jpg": {"quality": 95, "subsampling": 0}, "png": {}, "webp": {"lossless": True}}[suffix]
+    stored.save(path, exif=with_exif(orientation, stored.size), **options)
+    upright = upright_of(path)
+    region = (11, 7, 43, 37)
+    (crop,) = cut_out(path, [Box(*region)], Cut())
+    made = open_crop(crop.content)
+    assert difference(made, upright.crop(region)) < (2.0 if suffix == "jpg" else 0.01)
+    exif = made.getexif()
+    assert exif[ExifTags.Base.Orientation] == 1
+    assert exif[ExifTags.Base.Make] == "Reconyx"
+    assert (exif[ExifTags.Base.ImageWidth], exif[ExifTags.Base.ImageLength]) == made.size == (32, 30)
+    inner = exif.get_ifd(ExifTags.IFD.Exif)
+    assert inner[ExifTags.Base.DateTimeOriginal] == "2024:05:01 06:07:08"
+    assert (inner[ExifTags.Base.ExifImageWidth], inner[ExifTags.Base.ExifImageHeight]) == made.size
+    assert exif.get_ifd(ExifTags.IFD.GPSInfo)[1] == "N"
+
+
+def raw_exif(order: str, thumbnail: bytes, behind: bytes = b"") -> bytes:
+    """Two directories, the second with a thumbnail, written by hand."""
+    magic = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    first, second = 8, 8 + 2 + 12 + 4
+    start = second + 2 + 24 + 4
+    body = magic + struct.pack(order + "I", first)
+    body += struct.pack(order + "HHHIHHI", 1, 0x112, 3, 1, 6, 0, second)
+    body += struct.pack(order + "HHHIIHHII", 2, 0x201, 4, 1, start, 0x202, 4, 1, len(thumbnail))
+    body += struct.pack(order + "I", 0)
+    return b"Exif\0\0" + body + thumbnail + behind
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_the_thumbnail_of_the_whole_photo_goes(order: str) -> None:
+    thumbnail = b"\xff\xd8 a small picture of everything \xff\xd9"
+    last = exif_of_crop(raw_exif(order, thumbnail), (10, 20), 1)
+    assert last is not None
+    assert thumbnail not in last
+    assert len(last) == len(raw_exif(order, b""))
+    followed = exif_of_crop(raw_exif(order, thumbnail, b"notes"), (10, 20), 1)
+    assert followed is not None
+    assert thumbnail not in followed
+    assert followed.endswith(b"notes")  # where it was, since notes hold offsets
+    assert len(followed) == len(raw_exif(order, thumbnail, b"notes"))
+    exif = Image.Exif()
+    exif.load(followed)
+    assert exif[0x112] == 1
+    assert not exif.get_ifd(ExifTags.IFD.IFD1)
+
+
+@given(st.binary(max_size=200), st.integers(0, 90))
+def test_no_exif_breaks_anything(noise: bytes, place: int) -> None:
+    exif_of_crop(noise, (10, 20), 1)
+    exif_of_crop(b"Exif\0\0II*\0" + noise, (10, 20), 1)
+    whole = raw_exif("<", b"thumbnail")
+    exif_of_crop(whole[:place] + noise + whole[place + len(noise) :], (10, 20), 1)
+
+
+def test_a_corrupt_exif_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + b"x" * 40)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 20)], Cut())
+    assert "exif" not in open_crop(crop.content).info
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_stay(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.jpg"
+    picture().convert(mode).save(path, quality=90)
+    (crop,) = cut_out(path, [Box(16, 16, 64, 48)], Cut())
+    made = open_crop(crop.content)
+    assert made.mode == mode
+    with Image.open(path) as source:
+        assert difference(made, source.crop((16, 16, 64, 48))) < 2
+
+
+def test_a_jpeg_coded_in_rgb_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, quality=95, keep_rgb=True)
+    (crop,) = cut_out(path, [Box(16, 16, 64, 48)], Cut())
+    made = open_crop(crop.content)
+    assert [layer[0] for layer in made.layer] == [ord(letter) for letter in "RGB"]
+    with Image.open(path) as source:
+        assert difference(made, source.crop((16, 16, 64, 48))) < 2
+
+
+def test_progressive_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, progressive=True)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 20)], Cut())
+    assert open_crop(crop.content).info["progressive"]
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_longest_side(tmp_path: Path, orientation: int) -> None:
+    path = tmp_path / "a.jpg"
+    stored = picture(1600, 1200)
+    stored.save(path, quality=95, subsampling=0, exif=with_exif(orientation, stored.size))
+    upright = upright_of(path)
+    region = (100, 200, 1100, 700)
+    (crop,) = cut_out(path, [Box(*region)], Cut(longest=100))
+    made = open_crop(crop.content)
+    assert made.size == (100, 50)
+    assert difference(made, upright.resize((100, 50), Image.Resampling.LANCZOS, region)) < 3
+    (small,) = cut_out(path, [Box(0, 0, 60, 30)], Cut(longest=100))
+    assert open_crop(small.content).size == (60, 30), "a small one is not blown up"
+
+
+def test_several_crops_of_one_photo(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    picture().save(path)
+    crops = cut_out(path, [Box(0, 0, 8, 8), Box(50, 30, 80, 60)], Cut())
+    with Image.open(path) as source:
+        for crop in crops:
+            assert difference(open_crop(crop.content), source.crop(crop.region)) == 0
+
+
+# Lossless
+
+
+@pytest.fixture
+def jpegtran() -> str:
+    found = shutil.which("jpegtran") or os.environ.get("PATCHLIGHT_JPEGTRAN")
+    if not found:
+        pytest.skip("jpegtran is not installed (Debian: libjpeg-turbo-progs)")
+    return found
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_lossless_pixels_are_the_files_own(tmp_path: Path, jpegtran: str, orientation: int, subsampling: int) -> None:
+    path = tmp_path / "a.jpg"
+    stored = picture(200, 160)
+    stored.save(path, quality=80, subsampling=subsampling, exif=with_exif(orientation, stored.size))
+    upright = upright_of(path)
+    (crop,) = cut_out(path, [Box(37, 41, 99, 120)], Cut(jpegtran=jpegtran))
+    left, top, right, bottom = crop.region
+    assert left <= 37 < 99 <= right
+    assert top <= 41 < 120 <= bottom
+    assert (right - left, bottom - top) != (62, 79), "it begins where a block does"
+    (tmp_path / "crop.jpg").write_bytes(crop.content)
+    made = upright_of(tmp_path / "crop.jpg")
+    inner = (16, 16, made.width - 16, made.height - 16)  # chroma is smoothed across the cut
+    assert difference(made.crop(inner), upright.crop(crop.region).crop(inner)) == 0
+    with Image.open(io.BytesIO(crop.content)) as file:
+        exif = file.getexif()
+        assert exif.get(ExifTags.Base.Orientation) == orientation
+        inner_exif = exif.get_ifd(ExifTags.IFD.Exif)
+        assert (inner_exif[ExifTags.Base.ExifImageWidth], inner_exif[ExifTags.Base.ExifImageHeight]) == file.size
+
+
+def test_a_jpegtran_that_fails_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path)
+    for program in (sys.executable, str(tmp_path / "nothing"), "/bin/true"):
+        (crop,) = cut_out(path, [Box(3, 5, 40, 40)], Cut(jpegtran=program))
+        assert crop.region == (3, 5, 40, 40)
+        assert open_crop(crop.content).size == (37, 35)
+
+
+def test_the_segments_of_a_jpeg_are_kept_but_for_the_index_of_others() -> None:
+    file = io.BytesIO()
+    picture().save(file, "JPEG", icc_profile=PROFILE, extra=b"\xff\xe2\x00\x0aMPF\0abcd", comment=b"hello")
+    assert b"MPF\0" in file.getvalue()
+    changed = crop_module._with_exif(file.getvalue(), (64, 96), 1)
+    assert b"MPF\0" not in changed
+    made = open_crop(changed)
+    assert made.info["icc_profile"] == PROFILE
+    assert made.info["comment"] == b"hello"
+
+
+# Other formats
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_png_keeps_its_mode_and_pixels(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.png"
+    if mode == "I;16":
+        image = Image.fromarray((np.arange(96 * 64) * 10).reshape(64, 96).astype(np.uint16))
+    else:
+        image = picture().convert(mode)
+    image.save(path, icc_profile=PROFILE, dpi=(300, 300))
+    (crop,) = cut_out(path, [Box(10, 12, 30, 40)], Cut())
+    made = open_crop(crop.content)
+    assert (made.format, made.mode) == ("PNG", mode)
+    assert made.info["icc_profile"] == PROFILE
+    with Image.open(path) as source:
+        np.testing.assert_array_equal(np.asarray(made), np.asarray(source.crop((10, 12, 30, 40))))
+    (small,) = cut_out(path, [Box(0, 0, 64, 64)], Cut(longest=16))
+    assert open_crop(small.content).size == (16, 16)
+
+
+def test_transparent_palettes_and_colours_stay_transparent(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    palette = picture().convert("P")
+    palette.save(path, transparency=palette.getpixel((20, 20)))
+    (crop,) = cut_out(path, [Box(10, 12, 30, 40)], Cut())
+    with Image.open(path) as source:
+        wanted = np.asarray(source.convert("RGBA").crop((10, 12, 30, 40)))
+    np.testing.assert_array_equal(np.asarray(open_crop(crop.content).convert("RGBA")), wanted)
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_webp(tmp_path: Path, lossless: bool) -> None:
+    path = tmp_path / "a.webp"
+    picture().save(path, lossless=lossless, quality=90, icc_profile=PROFILE)
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    made = open_crop(crop.content)
+    assert made.format == "WEBP"
+    assert made.info["icc_profile"] == PROFILE
+    with Image.open(path) as source:
+        loss = difference(made, source.crop((10, 12, 50, 60)))
+    assert loss == 0 if lossless else loss < 4
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg"])
+def test_tiff(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.tif"
+    exif = with_exif(1, (96, 64)).tobytes() if compression == "raw" else make_alone()  # as far as Pillow writes them
+    picture().save(path, compression=compression, icc_profile=PROFILE, exif=exif, dpi=(300, 300))
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    made = open_crop(crop.content)
+    assert made.format == "TIFF"
+    assert made.info["compression"] == ("tiff_adobe_deflate" if compression == "jpeg" else compression)
+    assert made.info["icc_profile"] == PROFILE
+    assert made.info["dpi"] == (300, 300)
+    found = made.getexif()
+    assert found[ExifTags.Base.Make] == "Reconyx"
+    if compression == "raw":
+        assert found.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] == "2024:05:01 06:07:08"
+        assert found.get_ifd(ExifTags.IFD.GPSInfo)[1] == "N"
+    with Image.open(path) as source:
+        assert difference(made, source.convert("RGB").crop((10, 12, 50, 60))) == 0
+
+
+def make_alone() -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make] = "Reconyx"
+    return exif.tobytes()
+
+
+def test_a_tiff_that_is_turned(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    picture().save(path, exif=with_exif(6, (96, 64)).tobytes())
+    upright = upright_of(path)
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    assert difference(open_crop(crop.content), upright.crop((10, 12, 50, 60))) == 0
+    assert open_crop(crop.content).getexif().get(ExifTags.Base.Orientation, 1) == 1
+
+
+def test_float_tiff_stays_float(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    level_HW = np.linspace(-1, 1, 96 * 64, dtype=np.float32).reshape(64, 96)
+    level_HW[5, 5] = np.nan
+    Image.fromarray(level_HW).save(path)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 20)], Cut())
+    np.testing.assert_array_equal(np.asarray(open_crop(crop.content)), level_HW[:20, :20])
+
+
+@pytest.mark.parametrize("suffix", ["gif", "bmp", "ppm"])
+def test_others_become_png(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    picture().save(path)
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    made = open_crop(crop.content)
+    assert made.format == crop.format == "PNG"
+    with Image.open(path) as source:
+        assert difference(made, source.convert("RGB").crop((10, 12, 50, 60))) == 0
+
+
+def test_heic_becomes_jpeg(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    path = tmp_path / "a.heic"
+    pillow_heif.from_pillow(picture()).save(path, quality=90)
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    assert open_crop(crop.content).format == crop.format == "JPEG"
+
+
+def test_what_a_file_is_counts_and_not_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, "PNG")
+    (crop,) = cut_out(path, [Box(10, 12, 50, 60)], Cut())
+    assert crop.format == "PNG"
+
+
+# Failures
+
+
+def test_a_cut_off_photo_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    picture(400, 300).save(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(ImageError) as caught:
+        cut_out(path, [Box(0, 0, 10, 10)], Cut())
+    assert caught.value.reason == "truncated"
+    with pytest.raises(ImageError, match="missing"):
+        cut_out(tmp_path / "none.jpg", [Box(0, 0, 10, 10)], Cut())
+    picture().save(path)
+    with pytest.raises(ImageError, match="too-large"):
+        cut_out(path, [Box(0, 0, 10, 10)], Cut(), max_pixels=100)
+
+
+def test_crops_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "er" / "a.jpg"
+    write_crop(path, b"first")
+
+    def fail(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="space"):
+        write_crop(path, b"second")
+    assert path.read_bytes() == b"first"
+    assert [each.name for each in path.parent.iterdir()] == ["a.jpg"]
+
+
+@pytest.mark.skipif(not DEMO.exists(), reason="no ../shared")
+def test_the_demo_photos(tmp_path: Path) -> None:
+    for path in (DEMO / "dragonfly.jpg", DEMO / "rocket.jpg"):
+        (crop,) = cut_out(path, [Box(64, 64, 320, 320)], Cut())
+        with Image.open(path) as source:
+            made = open_crop(crop.content)
+            assert made.quantization == source.quantization
+            assert difference(made, source.convert("RGB").crop((64, 64, 320, 320))) < 1.5
