@@ -81,7 +81,7 @@ def find_photos(paths: Sequence[str | os.PathLike[str]], out: Path) -> Inputs:
         if not path or "\0" in path:
             raise PatchlightError(f"{path!r} is no path; name files or folders")
         for named in _expanded(path):
-            absolute = os.path.abspath(named)
+            absolute = _absolute(named)
             if _is_below(named, written):
                 if named == path:
                     raise PatchlightError(
@@ -102,6 +102,11 @@ def find_photos(paths: Sequence[str | os.PathLike[str]], out: Path) -> Inputs:
         raise PatchlightError(f"{_line(given[0])}: holds no photos (files that end in {kinds}); name another folder")
     base = os.path.commonpath(roots)
     return Inputs(tuple(photos.values()), base)
+
+
+def _absolute(path: str) -> str:
+    """Whole, with `..` as the system takes it: of a link to a folder, the one above where the link leads."""
+    return os.path.realpath(path) if os.pardir in path.split(os.sep) else os.path.abspath(path)
 
 
 def _is_below(path: str, folders: set[str]) -> bool:
@@ -127,7 +132,7 @@ def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
     todo: list[tuple[str, bool]] = [(root, True)]  # with the next one last
     while todo:
         path, is_folder = todo.pop()
-        absolute = os.path.abspath(path)
+        absolute = _absolute(path)
         if not is_folder:
             yield Input(path, absolute)
             continue

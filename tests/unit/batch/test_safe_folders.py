@@ -90,3 +90,14 @@ def test_a_faint_narrow_region_keeps_its_box() -> None:
     single[3, 3] = 0.45
     ((x0, y0, x1, y1, _),) = boxes_of(single, threshold=0.25)
     assert (x0, y0, x1, y1) == (3, 3, 4, 4)
+
+
+def test_two_dots_after_a_link_lead_where_the_system_says(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photo,) = make_photos(tmp_path / "real", 1)
+    (tmp_path / "real" / "deep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
+    monkeypatch.chdir(tmp_path)
+    for given in (f"link/../{photo.name}", "link/.."):
+        assert crop_photos([given], given.replace("/", "_"), model=model, workers=0).failed == 0
