@@ -26,13 +26,18 @@ def check_format(name: str) -> None:
         raise PatchlightError(f"format={name!r} is not known; it is one of {', '.join(get_args(Format))}")
 
 
+def file_of(name: str) -> str:
+    """The name of a format's file."""
+    return {"json": "results.json", "csv": "results.csv"}.get(name, f"{name}.json")
+
+
 def export(folder: Path, name: str, *, base: str, detector: str = "patchlight") -> Path:
     """Write the results of a folder in this format; where they are.
 
     `base` is the folder that the files' names of megadetector and coco are relative to, `detector` the model's name.
     """
     check_format(name)
-    path = folder / {"json": "results.json", "csv": "results.csv"}.get(name, f"{name}.json")
+    path = folder / file_of(name)
     if name == "csv":
         return path
 

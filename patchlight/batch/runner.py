@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from patchlight import __version__
-from patchlight.batch.formats import check_format, export
+from patchlight.batch.formats import check_format, export, file_of
 from patchlight.batch.inputs import Input, Inputs, find_photos, with_places
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_path, write_report
@@ -492,7 +492,9 @@ def _finished(
     """The summary of a run that has written everything that is asked for; None if something is to be written."""
     summary = read_json(folder.summary)
     wanted = [folder.results, folder.table] + [folder.path / "report.html"] * report
-    if formats or summary is None or not all(path.exists() for path in wanted):
+    if summary is None or not set(formats) <= set(summary.get("exports", ())):
+        return None
+    if not all(path.exists() for path in [*wanted, *(folder.path / file_of(each) for each in formats)]):
         return None
     if summary.get("inputs_sha256") != digest(photos, journal):
         return None
@@ -505,6 +507,7 @@ def _finished(
         reasons=summary["reasons"],
         crops=summary["crops"],
         report=folder.path / "report.html" if report else None,
+        exports=tuple(folder.path / file_of(each) for each in formats),
     )
 
 
@@ -531,10 +534,10 @@ def _finish(
         else:
             reasons[row["reason"]] += 1
         crops += len(row["crops"])
-    exports = tuple(
-        export(folder.path, each, base=inputs.base, detector=loaded.provenance.source)
-        for each in dict.fromkeys(formats)
-    )
+    # What an earlier call wrote is kept up to date.
+    earlier = (read_json(folder.summary) or {}).get("exports", ())
+    written = list(dict.fromkeys([*formats, *(each for each in earlier if (folder.path / file_of(each)).exists())]))
+    exports = tuple(export(folder.path, each, base=inputs.base, detector=loaded.provenance.source) for each in written)
     page = write_report(folder.path) if report else None
     failed = sum(reasons.values())
     rate = computed / seconds if computed and seconds > 0 else 0.0
@@ -553,6 +556,7 @@ def _finish(
             "licence": loaded.provenance.licence,
         },
         "base": inputs.base,
+        "exports": written,
         "inputs_sha256": digest(photos, journal),
         "computed": computed,
         "seconds": round(seconds, 2),

@@ -1,5 +1,6 @@
 """What a run may read and write: never the photos themselves, never somebody else's files, never its own output."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,17 @@ def test_two_dots_after_a_link_lead_where_the_system_says(
     monkeypatch.chdir(tmp_path)
     for given in (f"link/../{photo.name}", "link/.."):
         assert crop_photos([given], given.replace("/", "_"), model=model, workers=0).failed == 0
+
+
+def test_exports_follow_the_results_and_a_second_run_does_nothing(tmp_path: Path, model: Path) -> None:
+    make_photos(tmp_path / "photos", 2)
+    out = tmp_path / "out"
+    crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco", "json"])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != "lock"}
+    again = crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco"])
+    assert again.exports == (out / "coco.json",)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    make_photos(tmp_path / "photos", 1, first=2)
+    crop_photos([tmp_path / "photos"], out, model=model, workers=0)
+    assert len(json.loads((out / "coco.json").read_text())["images"]) == 3
+    assert len(json.loads((out / "results.json").read_text())) == 3
