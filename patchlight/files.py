@@ -1,9 +1,13 @@
-"""Files that are written whole or not at all, whatever happens to the process or the machine meanwhile."""
+"""Files that are written whole or not at all, whatever happens to the process or the machine meanwhile, and folders
+that one process writes to at a time."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from patchlight.errors import PatchlightError
 
 
 @contextlib.contextmanager
@@ -29,3 +33,32 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held_alone(folder: Path, lock: Path, *, begun: Path) -> Iterator[None]:
+    """One process works in a folder at a time. The lock, a file in it, goes with its process, however that ends.
+
+    A folder that was made for work which never began (the file `begun` is not there) goes away again.
+    """
+    made = [each for each in dict.fromkeys((lock.parent, folder)) if not each.exists()]
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    except OSError as error:
+        raise PatchlightError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise PatchlightError(
+                f"{folder}: another process is at work there; wait for it, or name another folder"
+            ) from None
+        try:
+            yield
+        finally:
+            if made and not begun.exists():
+                lock.unlink()
+                for each in made:
+                    with contextlib.suppress(OSError):
+                        each.rmdir()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from patchlight import __version__
-from patchlight.batch.results import Row, read_rows
+from patchlight.batch.rows import Row, read_rows
 from patchlight.batch.work import unwritable
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from patchlight.batch.results import read_rows
+from patchlight.batch.rows import read_rows
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.decode import ImageError, decode

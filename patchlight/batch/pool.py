@@ -5,8 +5,6 @@ through a pipe of its own: it knows what the process was at, and starts another.
 """
 
 import contextlib
-import multiprocessing
-import multiprocessing.forkserver
 import os
 import pickle
 import signal
@@ -14,9 +12,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from typing import Any, ParamSpec, TypeVar
 
 from patchlight.errors import PatchlightError
+from patchlight.signals import worker_context
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class Pool:
         self._closed = False
         self._threads: ThreadPoolExecutor | None = None
         if workers:
-            _start_forkserver()
+            self._context = worker_context("patchlight.batch.work")
             self._threads = ThreadPoolExecutor(workers, thread_name_prefix="patchlight-pool")
 
     def submit(
@@ -93,7 +93,7 @@ class Pool:
             with self._lock:
                 if self._closed:
                     raise WorkerDied
-                worker = self._own.worker = _Worker()
+                worker = self._own.worker = _Worker(self._context)
                 self._started.append(worker)
         try:
             failed, result = worker.call(function, given, named)
@@ -113,8 +113,7 @@ class Pool:
 class _Worker:
     """One process and the pipe to it."""
 
-    def __init__(self) -> None:
-        context = multiprocessing.get_context(_start_method())
+    def __init__(self, context: BaseContext) -> None:
         self.pipe, theirs = context.Pipe()
         self._sending = threading.Lock()
         try:
@@ -152,22 +151,3 @@ def _serve(pipe: Connection) -> None:
                 pipe.send(answer)
             except (pickle.PicklingError, TypeError, AttributeError):
                 pipe.send((True, RuntimeError(repr(answer[1]))))  # an error that cannot travel
-
-
-def _start_method() -> str:
-    # One clean process imports what the others need, and all start from it at once; forking this one, in which torch
-    # has started threads, may hang.
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-
-
-def _start_forkserver() -> None:
-    if _start_method() != "forkserver":
-        return
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["patchlight.batch.work"])
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may say what signals do; the server starts with the first process then
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to the whole group is for the main process
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGTERM, before)

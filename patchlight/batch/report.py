@@ -25,15 +25,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchlight.batch.rows import read_rows
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.decode import Decoded, ImageError, decode
 
 THUMBNAIL_SIDE = 240
 """Pixels of a thumbnail's longest side."""
-
-VERSION = 1
-"""Of results.jsonl."""
 
 MANY = 64
 """Missing thumbnails from which on processes make them: starting those takes about a second."""
@@ -83,7 +81,7 @@ def write_report(
     equal page, byte for byte.
     """
     folder = Path(folder)
-    rows = read_results(folder / "results.jsonl")
+    rows = list(read_rows(folder / "results.jsonl"))
     root = Path.cwd() if root is None else root
     try:
         shown = _make_thumbnails(folder, rows, root, workers)
@@ -94,38 +92,6 @@ def write_report(
     except OSError as error:
         raise PatchlightError(f"{folder}: the report cannot be written ({error.strerror or error})") from None
     return path
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """The rows of a results.jsonl, in their order."""
-    rows: list[dict[str, Any]] = []
-    try:
-        # Bytes of a name that are not UTF-8 may stand in it as they are, or as JSON's escapes.
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                row = _parsed(line)
-                if row is None:
-                    raise PatchlightError(f"{path}: line {number} is not a result; run the command again to mend it")
-                if row.get("version") != VERSION:
-                    raise PatchlightError(
-                        f"{path}: line {number} has version {row.get('version')!r} and this program reads {VERSION}; "
-                        "run the command again into a new folder"
-                    )
-                rows.append(row)
-    except FileNotFoundError:
-        raise PatchlightError(f"{path}: there is no such file; name the folder of a finished run") from None
-    except OSError as error:
-        raise PatchlightError(f"{path}: cannot be read ({error.strerror or error})") from None
-    return rows
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    good = isinstance(row, dict) and isinstance(row.get("path"), str) and row.get("status") in ("ok", "error")
-    return row if good else None
 
 
 # Thumbnails

@@ -1,10 +1,6 @@
 """The folder of a run: its rows, kept so that a stop of any kind costs nothing that was finished.
 
-DIR/results.jsonl   a JSON object a line, one for each input, in their order:
-                    version 1; path (as given or found, exactly: bytes that are not UTF-8 are surrogates, \\udc80 to
-                    \\udcff); status "ok" or "error"; reason and detail of an error, else null; size [width, height] of
-                    the upright photo; decision, confidence and method; boxes [{xyxy, score}], best first, in pixels of
-                    the upright photo; crops, relative to DIR; heat {size [h, w], levels: base64 of h*w bytes} or null
+DIR/results.jsonl   a row for each input, in their order, see rows.py
 DIR/results.csv     the same with the best box alone, for a spreadsheet
 DIR/summary.json    counts, settings, model and speed
 DIR/crops/          the crops, in the folders of their photos
@@ -13,10 +9,8 @@ DIR/.run/           run.json (what the rows were made with), journal.jsonl (the 
                     their files), lock
 """
 
-import base64
 import contextlib
 import csv
-import fcntl
 import hashlib
 import io
 import json
@@ -28,16 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.batch.inputs import Input
+from patchlight.batch.rows import Row
 from patchlight.batch.work import Stamp, unwritable
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing
-from patchlight.geometry import Box
-from patchlight.localizing.find import Localization
-
-VERSION = 1
-"""Of a row."""
-
-Row = dict[str, Any]
+from patchlight.files import held_alone, replacing
 
 TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
 """Reasons that may have gone when the run is started again, though the file's stamp is the same."""
@@ -54,55 +42,6 @@ WRITTEN = (
     *("results.json", "megadetector.json", "coco.json"),
 )
 """All that a run may write into its folder, besides its own notes."""
-
-
-def row_of(path: str, found: Localization, crops: Sequence[str] = ()) -> Row:
-    height, width = found.view.source_size
-    levels_hw = (found.heat_hw.float().clamp(0, 1) * 255).round().byte()
-    return {
-        "version": VERSION,
-        "path": path,
-        "status": "ok",
-        "reason": None,
-        "detail": None,
-        "size": [width, height],
-        "decision": found.decision,
-        "confidence": round(float(found.confidence), 4),
-        "method": found.method,
-        "boxes": [
-            {
-                "xyxy": [
-                    round(float(end), 1) + 0.0  # and not -0.0
-                    for end in (each.box.left, each.box.top, each.box.right, each.box.bottom)
-                ],
-                "score": round(float(each.score), 4),
-            }
-            for each in found.subjects
-        ],
-        "crops": list(crops),
-        "heat": {
-            "size": list(levels_hw.shape),
-            "levels": base64.b64encode(levels_hw.contiguous().numpy().tobytes()).decode(),
-        }
-        | _region(found),
-    }
-
-
-def _region(found: Localization) -> dict[str, list[float]]:
-    """Where the map lies, x0 y0 x1 y1 in the photo's pixels, if the model does not see exactly the whole photo."""
-    h, w = found.heat_hw.shape
-    down, across = found.patch_size
-    box = found.view.to_source(Box(0, 0, w * across, h * down))
-    height, width = found.view.source_size
-    ends = [round(float(end), 1) + 0.0 for end in (box.left, box.top, box.right, box.bottom)]
-    whole = all(abs(a - b) < 0.5 for a, b in zip(ends, (0, 0, width, height), strict=True))
-    return {} if whole else {"region": ends}
-
-
-def error_row(path: str, reason: str, detail: str) -> Row:
-    empty = dict.fromkeys(("size", "decision", "confidence", "method"))
-    about = {"version": VERSION, "path": path, "status": "error", "reason": reason, "detail": detail}
-    return about | empty | {"boxes": [], "crops": [], "heat": None}
 
 
 @dataclass(slots=True)
@@ -196,31 +135,9 @@ class ResultFolder:
         self._settings = self._own / "run.json"
         self._journal = self._own / "journal.jsonl"
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """One process writes to a folder at a time; a lock goes with its process, however that ends.
-
-        A folder that was made for a run which never began goes away again.
-        """
-        made = [folder for folder in (self._own, self.path) if not folder.exists()]
-        with _writing(self.path):
-            self._own.mkdir(parents=True, exist_ok=True)
-            lock = (self._own / "lock").open("w")
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise PatchlightError(
-                    f"{self.path}: another process is writing there; wait for it, or name another folder"
-                ) from None
-            try:
-                yield
-            finally:
-                if made and not self._settings.exists():
-                    (self._own / "lock").unlink()
-                    for folder in made:
-                        with contextlib.suppress(OSError):
-                            folder.rmdir()
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """For this process alone."""
+        return held_alone(self.path, self._own / "lock", begun=self._settings)
 
     def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse a folder whose rows were made in another way, or that holds somebody else's."""
@@ -316,13 +233,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a results.jsonl."""
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        for line in file:
-            yield json.loads(line)
 
 
 def digest(photos: Iterable[Input], journal: Journal) -> str:

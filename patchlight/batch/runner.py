@@ -11,8 +11,6 @@ filled up to the same size.
 """
 
 import contextlib
-import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +29,8 @@ from patchlight.batch.formats import check_format, export, file_of
 from patchlight.batch.inputs import Input, Inputs, find_photos, with_places
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_path, write_report
-from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, Row, digest, error_row, read_json, row_of
+from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, digest, read_json
+from patchlight.batch.rows import Row, error_row, row_of
 from patchlight.batch.work import Failed, Seen, Stamp, Unwritable, cut_photo, read_photo, stamp_of, unwritable
 from patchlight.config import JsonConfig, check_types, require
 from patchlight.errors import PatchlightError
@@ -40,6 +39,7 @@ from patchlight.images.crop import Cut, parse_aspect
 from patchlight.images.decode import ImageError
 from patchlight.localizing.find import MOST_TILES, Localization, localize, localize_batch
 from patchlight.localizing.heat import resolve_method
+from patchlight.signals import Asked, asked_to_stop
 from patchlight.weights.load import Loaded, load
 
 _SYNC_SECONDS = 2.0
@@ -159,7 +159,7 @@ def crop_photos(
         check_format(each)
     folder = ResultFolder(out)
     inputs = find_photos(paths, folder.path)
-    with folder.held(), _listening() as signals, Pool(workers) as pool:
+    with folder.held(), asked_to_stop() as asked, Pool(workers) as pool:
         loaded = model if isinstance(model, Loaded) else load(_source(model), device=device or _best_device())
         resolve_method(loaded, settings.method)
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
@@ -181,7 +181,7 @@ def crop_photos(
                 jpegtran=jpegtran,
             )
             run = _Run(folder, journal, pool, loaded, settings, cut, batch_size, len(photos), watch, tell, report)
-            seconds = run.work(todo, signals)
+            seconds = run.work(todo, asked)
             journal.sync()
             return _finish(folder, inputs, photos, journal, loaded, made_with, len(todo), seconds, formats, report)
 
@@ -265,7 +265,7 @@ class _Run:
         self.line: deque[_Photo] = deque()
         self.failed = 0
 
-    def work(self, todo: Sequence[tuple[int, Input]], signals: "_Signals") -> float:
+    def work(self, todo: Sequence[tuple[int, Input]], asked: Asked) -> float:
         """Give each of these photos its row; the seconds that it took."""
         begun = synced = time.monotonic()
         if self.thumbs and todo:
@@ -280,10 +280,10 @@ class _Run:
         with ThreadPoolExecutor(self.threads, initializer=one_thread) as looks:
             try:
                 while waiting or self.line:
-                    if signals.received is not None:
+                    if asked.signal:
                         self.journal.sync()
                         done = self.total - len(todo) + written
-                        raise Stopped(self.folder.path, done, self.total, signals.received)
+                        raise Stopped(self.folder.path, done, self.total, asked.signal)
                     while waiting and len(self.line) < self.longest_line:
                         self.line.append(self._read(*waiting.popleft()))
                     moved = [self._move(photo) for photo in self.line if not photo.done]
@@ -576,33 +576,3 @@ def _finish(
         report=page,
         exports=exports,
     )
-
-
-# Signals
-
-
-class _Signals:
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-
-@contextlib.contextmanager
-def _listening() -> Iterator[_Signals]:
-    """SIGINT and SIGTERM are noted, for the run to stop at the next moment that suits it; a second one acts at once."""
-    signals = _Signals()
-    if threading.current_thread() is not threading.main_thread():
-        yield signals  # only the main thread hears signals
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: object) -> None:
-        signals.received = number
-        signal.signal(number, before[number])
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -33,6 +33,7 @@ from patchlight.images.augment import AugmentConfig
 from patchlight.images.decode import Decoded, ImageError, decode
 from patchlight.images.draws import Draws, epoch_order
 from patchlight.images.preprocess import Preprocess
+from patchlight.signals import worker_context
 
 
 class Note(NamedTuple):
@@ -469,12 +470,7 @@ def in_workers(
     if workers == 0:
         yield from map(task, items)
         return
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    if "forkserver" in methods:
-        # One clean process imports torch, and every worker, also of later calls, starts from it at once.
-        context.set_forkserver_preload([__name__])
-        _start_forkserver()
+    context = worker_context(__name__)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores
         loader: DataLoader[Any] = DataLoader(
@@ -524,18 +520,6 @@ class _Task:
             return self.task(item)
         except PatchlightError as error:
             return _Failure(str(error))  # raised here it would come back with a traceback in its text
-
-
-def _start_forkserver() -> None:
-    """With SIGTERM ignored: whoever stops a whole group of processes (`timeout`, a batch system) leaves it to the
-    training process to save, and to end the others."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may say what signals do
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _start_worker(worker: int) -> None:

@@ -18,14 +18,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchlight.config import JsonConfig, Size, ViTConfig, check_types, require, require_within
+from patchlight.config import JsonConfig, PreprocessConfig, Size, ViTConfig, check_types, require, require_within
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import normalise, random_view
 from patchlight.images.draws import Draws
 from patchlight.models.vit import ViT
 from patchlight.train.collapse import Signs, diagnose, effective_rank, entropy
 from patchlight.train.data import Batch
-from patchlight.train.learner import Learner
+from patchlight.train.learner import Learner, as_squares
 
 if TYPE_CHECKING:  # it holds a DinoConfig
     from patchlight.train.config import TrainConfig
@@ -114,10 +114,6 @@ class DinoConfig(JsonConfig):
         )
         return rows, columns
 
-    def photo_size_for(self, model: ViTConfig) -> int:
-        """Pixels a side of the photos that views are cut from: half as large again as the large ones."""
-        return 3 * max(model.image_size) // 2
-
 
 class Dino(Learner):
     """A student ViT, its teacher, and their heads."""
@@ -188,6 +184,10 @@ class Dino(Learner):
 
     def shown(self) -> ViT:
         return self.teacher
+
+    def reading(self) -> PreprocessConfig:
+        """Half as large again as the large views, which are cut from it."""
+        return as_squares(self.config.preprocess, 3 * max(self.vit.config.image_size) // 2)
 
     # A step
 

@@ -92,6 +92,14 @@ class Mistake:
     confidence: float
 
 
+def interval_of(accuracy: float, photos: int) -> tuple[float, float]:
+    """Where the accuracy on many more such photos would lie, with 95 % certainty (Wilson's interval)."""
+    z, n, p = 1.959964, photos, accuracy
+    middle, reach = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    low, high = ((middle + side * reach) / (1 + z**2 / n) for side in (-1, 1))
+    return max(0.0, low), min(1.0, high)
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """What `evaluate` found."""
@@ -122,11 +130,7 @@ class Evaluation:
 
     @property
     def accuracy_interval(self) -> tuple[float, float]:
-        """Where the accuracy on many more such photos would lie, with 95 % certainty (Wilson's interval)."""
-        z, n, p = 1.959964, self.photos, self.accuracy
-        middle, reach = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        low, high = ((middle + side * reach) / (1 + z**2 / n) for side in (-1, 1))
-        return max(0.0, low), min(1.0, high)
+        return interval_of(self.accuracy, self.photos)
 
     def course(self) -> dict[str, float]:
         return {"accuracy": self.accuracy}
@@ -398,7 +402,7 @@ def _collect(
     weight = next(model.parameters())
     logits, labels, indices = [], [], []
     photos = 0
-    with _evaluating(model):
+    with evaluating(model):
         for images_BCHW, labels_B, indices_B in batches:
             logits_BK = model(images_BCHW.to(weight.device, weight.dtype))
             logits.append(logits_BK.float().cpu())
@@ -413,7 +417,7 @@ def _collect(
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Every part of the model in evaluation mode for a while; a frozen part may have been so before."""
     training = [module for module in model.modules() if module.training]
     model.eval()

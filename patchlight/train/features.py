@@ -7,7 +7,6 @@ together (k-NN), or can be told apart by a plane (linear probe), or by a plane a
 Shapes: N photos with known labels, M photos to be judged on, D numbers in a feature, P patches, K classes.
 """
 
-import contextlib
 import copy
 import math
 import os
@@ -24,7 +23,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.vit import Pooling, ViT
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset, evaluation_batches, split, subset
-from patchlight.train.evaluate import Batch
+from patchlight.train.evaluate import Batch, evaluating, interval_of
 from patchlight.train.optim import FUSED_DEVICES
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
@@ -68,11 +67,7 @@ class FeatureEvaluation:
 
     @property
     def accuracy_interval(self) -> tuple[float, float]:
-        """Where the accuracy on many more such photos would lie, with 95 % certainty (Wilson's interval)."""
-        z, n, p = 1.959964, self.photos, self.accuracy
-        middle, reach = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-        low, high = ((middle + side * reach) / (1 + z**2 / n) for side in (-1, 1))
-        return max(0.0, low), min(1.0, high)
+        return interval_of(self.accuracy, self.photos)
 
     def course(self) -> dict[str, float]:
         return {"accuracy": self.accuracy}
@@ -114,7 +109,7 @@ def _collect(
     weight = model.norm.weight
     found, labels = [], []
     photos = 0
-    with _evaluating(model):
+    with evaluating(model):
         for images_BCHW, labels_B, _ in batches:
             found.append(look(images_BCHW.to(weight.device, weight.dtype)).cpu())
             labels.append(labels_B.long().cpu())
@@ -124,17 +119,6 @@ def _collect(
     if not photos:
         raise PatchlightError("there are no photos to look at; name a folder or file that has some")
     return torch.cat(found), torch.cat(labels)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 # Nearest neighbours

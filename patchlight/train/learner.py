@@ -1,10 +1,12 @@
 """What a run trains: a ViT and whatever takes part in teaching it. Each way of learning is one `Learner`."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from patchlight.config import PreprocessConfig
 from patchlight.models.vit import ViT
 from patchlight.train.data import Batch, Dataset
 
@@ -26,6 +28,11 @@ class Result(Protocol):
         """For a line of metrics."""
 
 
+def as_squares(preprocess: PreprocessConfig, side: int) -> PreprocessConfig:
+    """Whole photos on squares of this many pixels a side."""
+    return dataclasses.replace(preprocess, image_size=(side, side), resize="squash", crop_pct=1.0)
+
+
 class Learner(nn.Module):
     """Photos in, loss out. Its parameters and buffers are what a checkpoint keeps.
 
@@ -38,6 +45,10 @@ class Learner(nn.Module):
     config: "TrainConfig"
     records_prepare = True
     """Whether `prepare` can be recorded; not where it calls what a user gave."""
+
+    def reading(self) -> PreprocessConfig:
+        """How photos are read: as the model takes them, or larger, where parts and views are cut from them."""
+        return self.config.preprocess
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
         """From photos as they were read to what `forward` takes. Whatever is random in it comes from `Draws`.

@@ -5,22 +5,19 @@ the model draws itself (stochastic depth) from (seed, step). The position of a r
 """
 
 import contextlib
-import dataclasses
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
+from patchlight.signals import asked_to_stop
 from patchlight.train.checkpoint import read_newest, write_checkpoint
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch, Dataset, batches, split, subset
@@ -167,7 +164,7 @@ def _train(
             return learner.judge(shown, training, validation, processes.device)
 
     began = time.perf_counter()
-    reading = how_photos_are_read(config)
+    reading = learner.reading()
     stream = batches(
         training,
         seed=config.seed,
@@ -296,18 +293,6 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
     return training, validation
 
 
-def how_photos_are_read(config: TrainConfig) -> PreprocessConfig:
-    """What the parts and views are cut from, which the learner makes itself; else the model's own images."""
-    side: int | None = None
-    if config.subject is not None:
-        side = config.subject.canvas
-    elif config.dino is not None:
-        side = config.dino.photo_size_for(config.model)
-    if side is None:
-        return config.preprocess
-    return dataclasses.replace(config.preprocess, image_size=(side, side), resize="squash", crop_pct=1.0)
-
-
 def make_learner(vit: ViT, config: TrainConfig, training: Dataset, teacher: Teacher | None) -> Learner:
     """What is learnt, as the settings say."""
     if config.dino is not None:
@@ -351,34 +336,6 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:
             if module is not None:
                 module.requires_grad_(True)
     return vit.train()
-
-
-@dataclass
-class _Asked:
-    signal: int = 0
-
-
-@contextlib.contextmanager
-def asked_to_stop() -> Iterator[_Asked]:
-    """SIGINT and SIGTERM ask for a stop after the step; a second one does what it always does."""
-    asked = _Asked()
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.signal:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        asked.signal = number
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone hears signals
-        yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:

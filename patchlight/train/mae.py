@@ -30,6 +30,7 @@ from patchlight.models.positions import TokenGeometry, lay_tokens, sincos_2d
 from patchlight.models.stems import patchify
 from patchlight.models.vit import Block, ViT
 from patchlight.train.data import Batch, Dataset, evaluation_batches
+from patchlight.train.evaluate import evaluating
 from patchlight.train.learner import Learner
 from patchlight.weights.convert import ORIGINS, convert
 
@@ -163,13 +164,8 @@ class Mae(Learner):
         if noise_BP is None:
             places_B = torch.arange(batch, device=device)
             noise_BP = Draws(seed, torch.zeros_like(places_B), places_B).uniforms("hidden patches", self.num_patches)
-        training = [module for module in self.modules() if module.training]
-        self.eval()
-        try:
+        with evaluating(self):
             drawn_BPX, hidden_BP = self.draw(images_BCHW, noise_BP)
-        finally:
-            for module in training:
-                module.training = True
         patch_size, grid = self.vit.config.patch_size, self.vit.config.grid
         patches_BPX, drawn_BPX = patchify(images_BCHW, patch_size).float(), drawn_BPX.float()
         if self.mae.normalised_pixels:

@@ -8,15 +8,13 @@ RUN/curves.png         where matplotlib is installed
 """
 
 import contextlib
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing
+from patchlight.files import held_alone, replacing
 from patchlight.train.config import TrainConfig
 
 
@@ -28,32 +26,9 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self._board: Any = None
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """One process trains in a folder at a time; a lock goes with its process, however that ends.
-
-        A folder that was made for a run which never began goes away again.
-        """
-        made = not self.path.exists()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise PatchlightError(f"{self.path}: cannot be written ({error.strerror}); name another folder") from None
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise PatchlightError(
-                    f"{self.path}: another process is training there; wait, or name another"
-                ) from None
-            try:
-                yield
-            finally:
-                if made and not self.settings.exists():
-                    (self.path / ".lock").unlink()
-                    with contextlib.suppress(OSError):
-                        self.path.rmdir()
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """For this process alone."""
+        return held_alone(self.path, self.path / ".lock", begun=self.settings)
 
     def check(self, config: TrainConfig, *, resume: bool) -> None:
         """Refuse a folder that holds other things, or a run that this one would not go on with."""

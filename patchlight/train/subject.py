@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from patchlight.config import JsonConfig, Size, SubjectHeat, check_types, require, require_within
+from patchlight.config import JsonConfig, PreprocessConfig, Size, SubjectHeat, check_types, require, require_within
 from patchlight.errors import PatchlightError
 from patchlight.explain.probes import largest_region
 from patchlight.images.augment import cut_parts, normalise, vary_colours
@@ -28,7 +28,7 @@ from patchlight.images.decode import ImageError
 from patchlight.images.draws import Draws
 from patchlight.models.vit import Heads, ViT
 from patchlight.train.data import Batch, Dataset, in_workers
-from patchlight.train.learner import Learner
+from patchlight.train.learner import Learner, as_squares
 
 if TYPE_CHECKING:  # it holds a SubjectConfig
     from patchlight.train.config import TrainConfig
@@ -86,6 +86,9 @@ class FindSubject(Learner):
         # Not part of what is kept: they come with the photos.
         self.register_buffer("boxes_N4", training.boxes_N4, persistent=False)
         self.register_buffer("extents_N2", training.extents_N2.float(), persistent=False)
+
+    def reading(self) -> PreprocessConfig:
+        return as_squares(self.config.preprocess, self.subject.canvas)
 
     def subject_heat(self) -> SubjectHeat:
         return SubjectHeat(scale=self.log_scale.exp().item(), bias=self.bias.item())

@@ -205,6 +205,8 @@ def test_enlarging_shows_the_original_and_its_crops(page: Any, tmp_path: Path) -
     page.locator(".open").click()
     wait_until(page, "document.querySelector('#stage img')?.naturalWidth === 640")
     wait_until(page, "document.querySelector('.crops img')?.naturalWidth === 50")
+    assert page.locator("dialog[open] .crops img").count() == 1
+    assert page.locator("dialog[open] h2").text_content() == "a #1?%20 caf\\xe9.png"
 
 
 def test_names_are_text_and_nothing_else(page: Any, tmp_path: Path) -> None:

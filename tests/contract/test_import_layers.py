@@ -16,7 +16,7 @@ LAYERS = [
     {"classification", "looking", "localizing", "train"},
     {"weights", "explain", "costing"},
     {"models", "images"},
-    {"config", "geometry", "files"},
+    {"config", "geometry", "files", "signals"},
     {"errors"},
 ]
 

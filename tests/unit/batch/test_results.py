@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from patchlight.batch.formats import export
 from patchlight.batch.inputs import Input
-from patchlight.batch.results import COLUMNS, Journal, ResultFolder, csv_line, error_row
+from patchlight.batch.results import COLUMNS, Journal, ResultFolder, csv_line
+from patchlight.batch.rows import error_row
 from patchlight.errors import PatchlightError
 
 

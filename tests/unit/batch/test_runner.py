@@ -451,7 +451,7 @@ def test_two_processes_on_one_output(photos: Path, tmp_path: Path, model: Path) 
     one.start()
     inside.wait(30)
     try:
-        with pytest.raises(PatchlightError, match="another process is writing"):
+        with pytest.raises(PatchlightError, match="another process is at work there"):
             crop(photos, out, model)
     finally:
         leave.set()

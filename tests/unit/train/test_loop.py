@@ -281,7 +281,7 @@ def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) 
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(PatchlightError, match=r"holds thesis.txt, but no run"):
         train(settings(photos), tmp_path)
-    with loop.RunFolder(whole).held(), pytest.raises(PatchlightError, match="another process is training there"):
+    with loop.RunFolder(whole).held(), pytest.raises(PatchlightError, match="another process is at work there"):
         train(settings(photos), whole, resume=True)
 
 

@@ -1,0 +1,99 @@
+"""The rows of results.jsonl: a JSON object a line, one for each input, in their order (docs/crop.md has the keys).
+
+A path stands in a row exactly: bytes that are not UTF-8 are surrogates, \\udc80 to \\udcff.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+
+if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
+    from patchlight.localizing.find import Localization
+
+VERSION = 1
+
+Row = dict[str, Any]
+
+
+def row_of(path: str, found: "Localization", crops: Sequence[str] = ()) -> Row:
+    height, width = found.view.source_size
+    levels_hw = (found.heat_hw.float().clamp(0, 1) * 255).round().byte()
+    return {
+        "version": VERSION,
+        "path": path,
+        "status": "ok",
+        "reason": None,
+        "detail": None,
+        "size": [width, height],
+        "decision": found.decision,
+        "confidence": round(float(found.confidence), 4),
+        "method": found.method,
+        "boxes": [
+            {
+                "xyxy": [
+                    round(float(end), 1) + 0.0  # and not -0.0
+                    for end in (each.box.left, each.box.top, each.box.right, each.box.bottom)
+                ],
+                "score": round(float(each.score), 4),
+            }
+            for each in found.subjects
+        ],
+        "crops": list(crops),
+        "heat": {
+            "size": list(levels_hw.shape),
+            "levels": base64.b64encode(levels_hw.contiguous().numpy().tobytes()).decode(),
+        }
+        | _region(found),
+    }
+
+
+def _region(found: "Localization") -> dict[str, list[float]]:
+    """Where the map lies, x0 y0 x1 y1 in the photo's pixels, if the model does not see exactly the whole photo."""
+    h, w = found.heat_hw.shape
+    down, across = found.patch_size
+    box = found.view.to_source(Box(0, 0, w * across, h * down))
+    height, width = found.view.source_size
+    ends = [round(float(end), 1) + 0.0 for end in (box.left, box.top, box.right, box.bottom)]
+    whole = all(abs(a - b) < 0.5 for a, b in zip(ends, (0, 0, width, height), strict=True))
+    return {} if whole else {"region": ends}
+
+
+def error_row(path: str, reason: str, detail: str) -> Row:
+    empty = dict.fromkeys(("size", "decision", "confidence", "method"))
+    about = {"version": VERSION, "path": path, "status": "error", "reason": reason, "detail": detail}
+    return about | empty | {"boxes": [], "crops": [], "heat": None}
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a results.jsonl, in their order."""
+    try:
+        # Bytes of a name that are not UTF-8 may stand in it as they are, or as JSON's escapes.
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                row = _parsed(line)
+                if row is None:
+                    raise PatchlightError(f"{path}: line {number} is not a result; run the command again to mend it")
+                if row.get("version") != VERSION:
+                    raise PatchlightError(
+                        f"{path}: line {number} has version {row.get('version')!r} and this program reads {VERSION}; "
+                        "run the command again into a new folder"
+                    )
+                yield row
+    except FileNotFoundError:
+        raise PatchlightError(f"{path}: there is no such file; name the folder of a finished run") from None
+    except OSError as error:
+        raise PatchlightError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _parsed(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    good = isinstance(row, dict) and isinstance(row.get("path"), str) and row.get("status") in ("ok", "error")
+    return row if good else None
