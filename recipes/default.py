@@ -26,7 +26,7 @@ def config() -> TrainConfig:
             mlp="gelu_tanh",
             num_classes=560,
         ),
-        data=DataConfig(train="data/default/photos.csv", validation_share=0.03, workers=16),
+        data=DataConfig(train="data/default/photos.csv", validation="data/default/held_out.csv", workers=16),
         preprocess=PreprocessConfig(image_size=128, resize="squash", crop_pct=1.0),
         subject=SubjectConfig(),
         optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, weight_decay=0.05, warmup=0.03, clip_grad=None),

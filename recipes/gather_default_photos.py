@@ -5,7 +5,8 @@
 OUT gets photos.csv (file,label,x0,y0,x1,y1; empty where a photo has no box), photos/ (27,013 WebP files, as they are in
 the zip files of SHARED/photos) and things/ (the tiles of the sheets of SHARED/things, or of --sheets, see
 pack_tiny_imagenet.py). The photos, which are sharper and fewer than the things, have three rows each, so that they are
-learnt from as often. It appears whole, or not at all. Train on OUT/photos.csv.
+learnt from as often. It appears whole, or not at all. Train on OUT/photos.csv, judge by OUT/held_out.csv: the 1,000
+photos that benchmarks/default_model.py asks about, and that are not in the other file.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import math
 import multiprocessing
 import os
+import random
 import shutil
 import sys
 import zipfile
@@ -92,6 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shared", type=Path, default=Path("../shared/data"), help="has photos/ and things/")
     parser.add_argument("--sheets", type=Path, help="other sheets of things than those in SHARED/things")
     parser.add_argument("--photos-times", type=int, default=3, help="rows that each photo has in the CSV (default: 3)")
+    parser.add_argument("--held-out", type=int, default=1000, help="photos to judge by (default: 1000)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     given = parser.parse_args(arguments)
     try:
@@ -101,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             given.sheets or given.shared / "things",
             given.workers,
             given.photos_times,
+            given.held_out,
         )
     except PatchlightError as error:
         sys.stderr.write(f"{error}\n")
@@ -109,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def gather(out: Path, photos: Path, sheets: Path, workers: int, photos_times: int = 1) -> list[str]:
+def gather(
+    out: Path, photos: Path, sheets: Path, workers: int, photos_times: int = 1, held_out_count: int = 0
+) -> list[str]:
     """Write the CSV and the files; lines that say what is there."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PatchlightError(f"{out}: holds something already; give a folder that does not exist yet")
@@ -120,6 +126,7 @@ def gather(out: Path, photos: Path, sheets: Path, workers: int, photos_times: in
         raise PatchlightError(f"--workers {workers} and --photos-times {photos_times} must be at least 1")
     try:
         photo_rows, copies = plan_photos(photos)
+        held_out = hold_out(photo_rows, held_out_count)
         thing_rows, cuts = plan_things(sheets)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise PatchlightError(f"{photos} or {sheets}: is not as shared/DATA.md says ({error!r})") from None
@@ -129,11 +136,9 @@ def gather(out: Path, photos: Path, sheets: Path, workers: int, photos_times: in
         (part / "photos").mkdir()
         (part / "things").mkdir()
         write_files(part, [*cuts, *copies], len(rows), workers)
-        with open(part / "photos.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("file", "label", "x0", "y0", "x1", "y1"))
-            listed = photo_rows * photos_times + thing_rows
-            writer.writerows((row.file, row.label, *(row.box or ("",) * 4)) for row in listed)
+        learnt = [row for row in photo_rows if row.file not in held_out]
+        write_rows(part / "photos.csv", learnt * photos_times + thing_rows)
+        write_rows(part / "held_out.csv", [row for row in photo_rows if row.file in held_out])
         os.replace(part, out)
     except (OSError, zipfile.BadZipFile) as error:
         raise PatchlightError(f"{out}: could not be written ({error})") from None
@@ -142,6 +147,20 @@ def gather(out: Path, photos: Path, sheets: Path, workers: int, photos_times: in
     counts, boxes = Counter(map(set_name, rows)), Counter(set_name(row) for row in rows if row.box)
     lines = [f"{name}: {count:,} photos, {boxes[name]:,} with a box" for name, count in sorted(counts.items())]
     return [*lines, f"{len(rows):,} photos, {boxes.total():,} with a box, in {out / 'photos.csv'}"]
+
+
+def hold_out(rows: list[Row], count: int) -> set[str]:
+    """The files of photos that are kept for judging, drawn as benchmarks/default_model.py draws them, by their ids."""
+    files = sorted(row.file for row in rows)
+    random.Random(0).shuffle(files)
+    return set(files[:count])
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("file", "label", "x0", "y0", "x1", "y1"))
+        writer.writerows((row.file, row.label, *(row.box or ("",) * 4)) for row in rows)
 
 
 def set_name(row: Row) -> str:

@@ -150,19 +150,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Residual(nn.Module):
     """What a branch adds to its input: times a learned scale (LayerScale), or at times nothing (stochastic depth)."""
 
+    drop_path: Tensor
+
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.initial_scale = config.layer_scale
         self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
         self.drops = config.drop_path > 0
-        self.drop_path = drop_path
+        # A tensor, since a number would have every block compiled for a rate of its own.
+        self.register_buffer("drop_path", torch.tensor(drop_path), persistent=False)
 
     def forward(self, x_BND: Tensor, branch_BND: Tensor) -> Tensor:
         if self.scale is not None:
             branch_BND = branch_BND * self.scale
         if self.training and self.drops:
-            # Whole images skip the branch; the others are scaled up so that the expectation stays. (Compared with a
-            # number, where `bernoulli_` would have every block compiled for a rate of its own.)
+            # Whole images skip the branch; the others are scaled up so that the expectation stays.
             keep_B11 = torch.rand_like(branch_BND[:, :1, :1], dtype=torch.float32) >= self.drop_path
             branch_BND = branch_BND * keep_B11 / (1 - self.drop_path)
         return x_BND + branch_BND

@@ -44,6 +44,8 @@ class SubjectConfig(JsonConfig):
     canvas: int = 192
     # The share of photos with a box of which a part is cut that holds the whole subject; of the others any part is.
     whole: float = 0.75
+    # Of the sides of such a part, the share that is the photo's own: subjects are mostly small in whole photos.
+    to_the_edge: float = 0.4
     # The share of the photo's area that any part has, and its aspect.
     area: tuple[float, float] = (0.2, 1.0)
     aspect: tuple[float, float] = (0.5, 2.0)
@@ -56,7 +58,7 @@ class SubjectConfig(JsonConfig):
         check_types(self)
         require(self.weight > 0, f"weight={self.weight} must be more than 0")
         require_within(self, "canvas", 16, 4096)
-        for name in ("whole", "visible", "colour", "grey"):
+        for name in ("whole", "to_the_edge", "visible", "colour", "grey"):
             require_within(self, name, 0, 1)
         for name in ("area", "aspect"):
             low, high = getattr(self, name)
@@ -168,8 +170,10 @@ def choose_parts(box_B4: Tensor, extent_B2: Tensor, draws: Draws, config: Subjec
 
     box_B4 = torch.where(box_B4.isfinite(), box_B4, 0)
     margin_B4 = draws.uniforms("margins", 4)
-    # Half of the margins are small, or a subject would seldom touch a side of the frame.
-    margin_B4 = torch.where(draws.uniforms("small margins", 4) < 0.3, margin_B4 * 0.1, margin_B4)
+    # Some margins are small, or a subject would seldom touch a side of the frame; others are all that there is.
+    kind_B4 = draws.uniforms("kinds of margins", 4)
+    margin_B4 = torch.where(kind_B4 < 0.2, margin_B4 * 0.1, margin_B4)
+    margin_B4 = torch.where(kind_B4 >= 1 - config.to_the_edge, 1, margin_B4)
     first_B2 = box_B4[:, :2] * (1 - margin_B4[:, :2])
     last_B2 = box_B4[:, 2:] + (extent_B2.flip(1) - box_B4[:, 2:]).clamp(min=0) * margin_B4[:, 2:]
     with_subject_B4 = _not_too_long(torch.cat((first_B2, last_B2), 1), extent_B2, config.aspect[1])

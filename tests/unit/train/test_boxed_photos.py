@@ -5,6 +5,8 @@ import importlib
 import io
 import json
 import math
+import random
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -185,7 +187,7 @@ def photo_file(key: int) -> bytes:
 
 def test_gathers_photos_and_things(recipe: Callable[[str], ModuleType], shared: Path, tmp_path: Path) -> None:
     out = tmp_path / "gathered"
-    arguments = [str(out), "--shared", str(shared), "--workers", "2", "--photos-times", "2"]
+    arguments = [str(out), "--shared", str(shared), "--workers", "2", "--photos-times", "2", "--held-out", "0"]
     assert recipe("gather_default_photos").main(arguments) == 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["gathered"]
     with open(out / "photos.csv", encoding="utf-8", newline="") as file:
@@ -213,6 +215,24 @@ def test_gathers_photos_and_things(recipe: Callable[[str], ModuleType], shared: 
     found = rows_of(dataset.boxes_N4)[10:]
     assert found.pop(BROKEN_BOX) is None
     assert found == [[0, 5, 63, 64]] * (THINGS - 1)
+
+
+def test_holds_photos_out_to_judge_by(
+    recipe: Callable[[str], ModuleType], shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "out"), "--shared", str(shared), "--workers", "1", "--held-out", "2"]
+    assert recipe("gather_default_photos").main(arguments) == 0
+    learnt, held_out = (
+        set(re.findall("^photos/[0-9]+.webp", (tmp_path / "out" / name).read_text(), re.MULTILINE))
+        for name in ("photos.csv", "held_out.csv")
+    )
+    assert len(learnt) == 3
+    assert len(held_out) == 2
+    assert not learnt & held_out
+    # The very photos that the benchmark holds out, drawn by their ids.
+    ids = [f"{key:06}" for key in range(5)]
+    random.Random(0).shuffle(ids)
+    assert held_out == {f"photos/{key}.webp" for key in ids[:2]}
 
 
 def test_gathers_all_or_nothing(
