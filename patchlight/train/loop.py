@@ -110,7 +110,7 @@ def _train(
     average = None if config.ema is None else WeightAverage(vit, config.ema)
     # Random parts of photos in files are cut by whoever reads them, from their full size.
     cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
-    update = Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader)
+    update = Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader, tell=tell)
 
     # Where it stands.
     start, seconds, accuracy, bad_losses, left_out = 0, 0.0, None, 0, 0

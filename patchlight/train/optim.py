@@ -34,7 +34,7 @@ def make_optimizer(model: ViT | Learner, config: OptimConfig, *, capturable: boo
     device = next(iter(learning.values())).device
     groups: dict[tuple[int, float, float], dict[str, Any]] = {}
     for name, weight in learning.items():
-        parts = _matrices_for_muon(name, weight) if config.name == "muon" else 0
+        parts = matrices_in(name, weight) if config.name == "muon" else 0
         rate = (config.muon_lr if parts else config.lr) * config.layer_decay ** (depth + 1 - _layer(name, depth))
         decay = config.weight_decay if weight.ndim > 1 and not name.endswith(UNDECAYED) else 0.0
         if (parts, rate, decay) not in groups:
@@ -68,8 +68,8 @@ def _layer(name: str, depth: int) -> int:
     )
 
 
-def _matrices_for_muon(name: str, weight: Tensor) -> int:
-    """How many matrices a parameter joins if Muon is to move it, or 0."""
+def matrices_in(name: str, weight: Tensor) -> int:
+    """How many matrices a parameter of a block joins; 0 for what is none, or is outside of the blocks."""
     if "blocks" not in name.split(".") or weight.ndim != 2 or name.endswith(UNDECAYED):
         return 0
     return next((parts for joined, parts in JOINED_MATRICES.items() if name.endswith(joined)), 1)

@@ -5,19 +5,26 @@ microseconds each, and launching them one by one takes longer than running them.
 """
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from patchlight.models.vit import Block, Residual
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch
 from patchlight.train.learner import Learner
+from patchlight.train.optim import matrices_in
 from patchlight.train.processes import Processes
 
 STEPS_BEFORE_RECORDING = 3
 """Steps taken the plain way first, while libraries choose their kernels and optimizers make their state."""
+
+GRADIENTS_APART = 0.2
+"""How far a compiled block's gradient of a matrix may be from the plain one, as a share of its length. Rounding to
+bfloat16 takes them about 0.01 apart; wrong ones, which all but keep a model from learning, were seen on an H200."""
 
 
 class Step:
@@ -31,13 +38,16 @@ class Step:
         processes: Processes,
         *,
         cropped: bool = False,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`model` is the learner as `Processes.spread` gives it; `cropped` as in `Learner.prepare`."""
+        self.tell = tell
         self.learner, self.model, self.optimizer, self.average = learner, model, optimizer, average
         self.config, self.processes, self.cropped = config, processes, cropped
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         self.records = processes.device.type == "cuda" and processes.world == 1
         self.steps_taken = 0
+        self.compiled_checked = False
         self.norm = torch.zeros((), device=processes.device)
         """Of all gradients together, after `learn`."""
         self.recorded_learn: tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor] | None = None
@@ -51,6 +61,8 @@ class Step:
         inputs: tuple[Tensor, ...] = batch
         if not (self.records and self.learner.records_prepare):
             inputs = self._prepare(batch)
+        if self.config.compile and self.processes.world == 1 and self.steps_taken == STEPS_BEFORE_RECORDING - 1:
+            self.check_compiled(inputs)
         if self.records and self.recorded_learn is None and self.steps_taken >= STEPS_BEFORE_RECORDING:
             self.record(inputs)
         if self.recorded_learn is not None:
@@ -81,6 +93,55 @@ class Step:
             return
         for parameter in self.parameters:
             parameter.grad = None
+
+    def check_compiled(self, inputs: tuple[Tensor, ...]) -> None:
+        """Take the compiled blocks' gradients only if they are the plain ones'; say so and go on uncompiled if not."""
+        if self.compiled_checked:
+            return
+        self.compiled_checked = True
+        gpus = [self.processes.device] if self.processes.device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), self._nothing_left_out():
+            compiled = self._gradients(inputs)
+            with torch.compiler.set_stance("force_eager"):
+                plain = self._gradients(inputs)
+        apart = {name: _apart(name, compiled[name], plain[name]) for name in plain}
+        worst = max(apart, key=lambda name: apart[name])
+        if apart[worst] <= GRADIENTS_APART:
+            return
+        for block in self.learner.modules():
+            if isinstance(block, Block):
+                block._compiled_call_impl = None  # torch has no public way back
+        self.tell(
+            f"compiled, the gradient of {worst} is off by {apart[worst]:.0%}: going on uncompiled, slower but right "
+            f"(torch {torch.__version__})"
+        )
+
+    def _gradients(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """Of the blocks' matrices, on their own."""
+        before = [parameter.grad for parameter in self.parameters]
+        self.forget()
+        self._forward_backward(inputs)
+        found = {
+            name: parameter.grad
+            for name, parameter in self.learner.named_parameters()
+            if matrices_in(name, parameter) and parameter.grad is not None
+        }
+        for parameter, gradient in zip(self.parameters, before, strict=True):
+            parameter.grad = gradient
+        return found
+
+    @contextlib.contextmanager
+    def _nothing_left_out(self) -> Iterator[None]:
+        """Without stochastic depth, whose draws are others when compiled."""
+        rates = [module.drop_path for module in self.learner.modules() if isinstance(module, Residual)]
+        kept = [rate.clone() for rate in rates]
+        for rate in rates:
+            rate.zero_()
+        try:
+            yield
+        finally:
+            for rate, value in zip(rates, kept, strict=True):
+                rate.copy_(value)
 
     def record(self, inputs: tuple[Tensor, ...]) -> None:
         held = tuple(value.clone() for value in inputs)
@@ -125,3 +186,13 @@ class Step:
         if isinstance(self.model, nn.parallel.DistributedDataParallel):
             return self.model.no_sync()
         return contextlib.nullcontext()
+
+
+def _apart(name: str, compiled: Tensor, plain: Tensor) -> float:
+    """The distance of two gradients as a share of their length: of the matrices joined in one, the farthest's."""
+    parts = matrices_in(name, plain)
+    compiled_prc, plain_prc = (gradient.float().unflatten(0, (parts, -1)) for gradient in (compiled, plain))
+    length_p, distance_p = plain_prc.norm(dim=(1, 2)), (compiled_prc - plain_prc).norm(dim=(1, 2))
+    # One that is next to nothing beside its neighbours is rounding, however it was made.
+    counts_p = length_p > 1e-4 * length_p.max()
+    return torch.where(counts_p, distance_p / length_p.clamp(min=1e-30), 0).max().item()

@@ -45,7 +45,7 @@ class SubjectConfig(JsonConfig):
     # The share of photos with a box of which a part is cut that holds the whole subject; of the others any part is.
     whole: float = 0.75
     # Of the sides of such a part, the share that is the photo's own: subjects are mostly small in whole photos.
-    to_the_edge: float = 0.4
+    to_the_edge: float = 0.5
     # The share of the photo's area that any part has, and its aspect.
     area: tuple[float, float] = (0.2, 1.0)
     aspect: tuple[float, float] = (0.5, 2.0)

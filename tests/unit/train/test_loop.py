@@ -22,6 +22,7 @@ from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
+from patchlight.models.vit import Block
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
@@ -392,3 +393,42 @@ def test_mistakes_are_one_line_and_leave_nothing(
     with pytest.raises(PatchlightError, match=message):
         train(settings(photos, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def half_again(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
+    """A compiler that makes right outputs with wrong gradients."""
+
+    def run(*inputs: Any) -> Any:
+        outputs = [out + (out - out.detach()) / 2 for out in graph(*inputs)]
+        return type(outputs)(outputs)
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, of its own making
+@pytest.mark.parametrize("compiler", [half_again, "eager"])
+def test_compiled_gradients_are_taken_only_if_right(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Any
+) -> None:
+    compiled: list[Block] = []
+
+    def compile_block(block: Block, dynamic: bool) -> None:
+        compiled.append(block)
+        torch.nn.Module.compile(block, backend=compiler)
+
+    monkeypatch.setattr(Block, "compile", compile_block)
+    lines: list[str] = []
+    train(settings(photos, compile=True), tmp_path / "compiled", tell=lines.append)
+    train(settings(photos), tmp_path / "plain")
+    assert len(compiled) == 2
+    said = [line for line in lines if "uncompiled" in line]
+    kept = [block._compiled_call_impl is not None for block in compiled]
+    if compiler == "eager":
+        assert (said, kept) == ([], [True, True])
+        assert losses(tmp_path / "compiled") == losses(tmp_path / "plain")
+    else:
+        assert len(said) == 1
+        assert "compiled, the gradient of vit.blocks." in said[0]
+        assert kept == [False, False]
+        # The first two steps were taken before it was noticed.
+        assert losses(tmp_path / "compiled") != losses(tmp_path / "plain")
