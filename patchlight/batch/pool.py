@@ -8,8 +8,10 @@ import contextlib
 import os
 import pickle
 import signal
+import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -118,7 +120,8 @@ class _Worker:
         self._sending = threading.Lock()
         try:
             self.process = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-            self.process.start()
+            with _main_hidden():
+                self.process.start()
         except (EOFError, OSError) as error:
             raise NoWorkers(f"processes that read photos could not be started ({error!r}); use 0 workers") from None
         finally:
@@ -132,6 +135,19 @@ class _Worker:
     def tell_to_end(self) -> None:
         with self._sending, contextlib.suppress(OSError):
             self.pipe.send(None)
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """A new process would run the program that started this one, to know its functions: that takes the time of all its
+    imports, and would start the work anew where the program does so by itself. None of its functions is called there.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _serve(pipe: Connection) -> None:

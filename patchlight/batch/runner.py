@@ -376,8 +376,8 @@ class _Run:
     def _look(self, looks: ThreadPoolExecutor, *, last: bool) -> None:
         """Hand photos that were read to the model, as many at once as it takes."""
         while ready := [photo for photo in self.line if photo.seen is not None and photo.looking is None]:
-            shape = ready[0].seen.image_CHW.shape if ready[0].seen is not None else ()
-            batch = [photo for photo in ready if photo.seen is not None and photo.seen.image_CHW.shape == shape]
+            shape = ready[0].seen.level_HWC.shape if ready[0].seen is not None else ()
+            batch = [photo for photo in ready if photo.seen is not None and photo.seen.level_HWC.shape == shape]
             batch = batch[: self.at_once]
             more = not last or any(photo.reading is not None for photo in self.line)
             full = len(self.line) >= self.longest_line and not any(photo.reading is not None for photo in self.line)
@@ -396,8 +396,8 @@ class _Run:
             at_once = self.at_once
             part = photos[len(found) : len(found) + at_once]
             filled = [*part, *[part[-1]] * (at_once - len(part))]
-            images_BCHW = torch.stack([torch.from_numpy(photo.image_CHW) for photo in filled])
             try:
+                images_BCHW = self.loaded.preprocess.batch([photo.level_HWC for photo in filled], self.device)
                 several = localize_batch(
                     self.loaded,
                     images_BCHW,

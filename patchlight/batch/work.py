@@ -1,10 +1,14 @@
-"""What the worker processes do: read a photo as the model sees it, and cut its crops out of the original."""
+"""What the worker processes do: read a photo as the model sees it, and cut its crops out of the original.
+
+Nothing here imports torch, which would take each run more than a second of a core.
+"""
 
 import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +45,8 @@ class Unwritable:
 class Seen:
     """A photo as the model takes it."""
 
-    image_CHW: npt.NDArray[np.float32]
+    level_HWC: npt.NDArray[Any]
+    """From 0 to 255, see `Preprocess.levels`."""
     view: View
     stamp: Stamp
 
@@ -62,7 +67,7 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, path: st
         photo = decode(file, fast_size=None if config.resize == "none" else config.scaled_size)
     except ImageError as error:
         return Failed(error.reason, error.detail, stamp)
-    image_CHW, view = Preprocess(config)(photo)
+    level_HWC, view = Preprocess(config).levels(photo)
     if stamp is None:
         return Failed("gone", "it came and went while it was read")
     if thumb is not None:
@@ -74,7 +79,7 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, path: st
         except OSError as error:
             temporary.unlink(missing_ok=True)
             return unwritable(thumb, error)
-    return Seen(image_CHW.numpy(), view, stamp)
+    return Seen(np.ascontiguousarray(level_HWC), view, stamp)
 
 
 def cut_photo(

@@ -1,17 +1,23 @@
-"""From an image to the model's input, exactly as timm or transformers would, and the `View` that leads back."""
+"""From an image to the model's input, exactly as timm or transformers would, and the `View` that leads back.
+
+torch is imported where a tensor is made, and not before: processes that only read photos start sooner without.
+"""
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from patchlight.config import Colour, PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box, View, covering_size, fitting_size
 from patchlight.images.decode import Decoded, decode
+
+if TYPE_CHECKING:
+    import torch
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -32,11 +38,13 @@ class Preprocess:
 
     def __call__(
         self, photo: str | os.PathLike[str] | Image.Image | npt.NDArray[np.uint8] | Decoded
-    ) -> tuple[torch.Tensor, View]:
+    ) -> "tuple[torch.Tensor, View]":
         """A path, PIL image, array HWC uint8 (RGB, 0..255) or what `decode` gave -> image_CHW float32 and its view.
 
         Files and PIL images pass through `decode`, so that they are upright and RGB.
         """
+        import torch
+
         if isinstance(photo, Decoded):
             decoded = photo
         else:
@@ -48,6 +56,24 @@ class Preprocess:
         image_CHW -= np.array(self.config.mean, np.float32).reshape(3, 1, 1)
         image_CHW /= np.array(self.config.std, np.float32).reshape(3, 1, 1)
         return torch.from_numpy(image_CHW), view
+
+    def batch(self, levels: Sequence[npt.NDArray[Any]], device: "torch.device") -> "torch.Tensor":
+        """images_BCHW float32 on a device, of what `levels` gave, all of one size: the same numbers as `__call__`'s.
+
+        Bytes are a quarter of what floats are to copy, so they become floats where they are needed.
+        """
+        import torch
+
+        level_BHWC = torch.from_numpy(np.stack(levels))
+        if device.type == "cuda":
+            level_BHWC = level_BHWC.pin_memory().to(device, non_blocking=True)
+        image_BCHW = level_BHWC.permute(0, 3, 1, 2).contiguous().float()
+        # Tensors, for CUDA would multiply by the inverse of a plain number, which rounds in another way.
+        white, mean_C11, std_C11 = (
+            torch.tensor(values, device=device).reshape(-1, 1, 1)
+            for values in ([255.0], self.config.mean, self.config.std)
+        )
+        return image_BCHW.div_(white).sub_(mean_C11).div_(std_C11)
 
     def levels(self, photo: Decoded) -> tuple[npt.NDArray[Any], View]:
         """HWC from 0 to 255, before it is normalised, and its view: uint8, or float32 with `resize_in="floats"`."""

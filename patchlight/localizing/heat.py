@@ -25,7 +25,7 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.rollout import rollout
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
-from patchlight.models.vit import Heads
+from patchlight.models.vit import Block, Heads, ViT
 from patchlight.weights.load import Loaded
 
 Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut"]
@@ -88,12 +88,8 @@ class Looks:
         self.last: Heads | None = None
         """The last block's queries and keys; None where only rollout is wanted."""
 
-        def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
-            if index == vit.config.depth - 1:
-                self.last = heads
-
         if wanted != {"rollout"}:
-            _, self.geometry = vit.encode(self.images_BCHW, visit=keep)
+            self.last, self.geometry = last_heads(vit, self.images_BCHW)
 
     @torch.no_grad()
     def heat(self, method: str = "auto") -> Tensor:
@@ -119,6 +115,19 @@ class Looks:
         """The block's keys of the patches, all heads together, float32."""
         k_BAPE = heads.k_BANE[:, :, self.geometry.num_prefix :]
         return k_BAPE.transpose(1, 2).flatten(2).float()
+
+
+def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, TokenGeometry]:
+    """What the heads of the last block work with, and how the tokens lie; the rest of that block, which no map is made
+    of, is left out."""
+    x_BND, geometry = vit.embed(images_BCHW)
+    *others, last = cast(list[Block], list(vit.blocks))
+    for block in others:
+        x_BND = block(x_BND, geometry)
+    q_BANE, k_BANE, v_BANE = last.attn.project(last.norm1(x_BND), geometry)
+    mask = last.attn.mask(geometry, q_BANE.dtype)
+    out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
+    return Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE), geometry
 
 
 def subject_heat(heads: Heads, geometry: TokenGeometry, subject: SubjectHeat) -> Tensor:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -91,3 +93,25 @@ def test_signals_for_everybody_are_for_the_main_process() -> None:
         os.kill(process, signal.SIGTERM)
         time.sleep(0.1)
         assert pool.submit(process_id).result() == process
+
+
+def test_workers_do_without_torch() -> None:
+    """It would take a run more than a second of a core, and each process memory."""
+    program = "import sys, patchlight.batch.work; print({'torch', 'typer', 'rich'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"
+
+
+def test_workers_do_not_run_the_program_that_starts_them(tmp_path: Path) -> None:
+    """A script that begins to work as soon as it is read would never end."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from patchlight.batch.pool import Pool\n"
+        "import os, sys\n"
+        "print('begun', flush=True)\n"
+        "with Pool(2) as pool:\n"
+        "    print(pool.submit(os.path.basename, '/a/b').result())\n"
+        "print(sys.modules['__main__'].__file__ == sys.argv[0])\n"
+    )
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.split() == ["begun", "b", "True"]

@@ -119,6 +119,15 @@ def test_values_are_normalised_and_of_the_asked_shape() -> None:
     assert (view.source_size, view.model_size, view.scale) == ((64, 96), (32, 48), (0.5, 0.5))
 
 
+@pytest.mark.parametrize("resize_in", ["bytes", "floats"])
+def test_a_batch_is_the_same_to_the_bit(resize_in: str) -> None:
+    preprocess = Preprocess(PreprocessConfig(image_size=(32, 40), resize_in=resize_in))
+    photos = [decode(Image.fromarray(noise(50 + number, 70))) for number in range(3)]
+    images_BCHW = preprocess.batch([preprocess.levels(photo)[0] for photo in photos], torch.device("cpu"))
+    assert images_BCHW.is_contiguous()
+    assert torch.equal(images_BCHW, torch.stack([preprocess(photo)[0] for photo in photos]))
+
+
 def test_arrays_images_and_decoded_are_the_same() -> None:
     array_HWC = noise(50, 70)
     preprocess = Preprocess(PreprocessConfig(image_size=32))

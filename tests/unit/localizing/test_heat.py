@@ -14,8 +14,8 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.attention import attention
 from patchlight.explain.rollout import rollout
 from patchlight.localizing import heat as module
-from patchlight.localizing.heat import Looks, heat_maps, lost, second_eigenvector, tokencut
-from patchlight.models.vit import ViT
+from patchlight.localizing.heat import Looks, heat_maps, last_heads, lost, second_eigenvector, tokencut
+from patchlight.models.vit import Heads, ViT
 
 
 def loaded(model: ViT, subject: SubjectHeat | None = None) -> Any:
@@ -97,8 +97,8 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     known = loaded(model, SubjectHeat(scale=1.0, bias=0.0))
     methods = ["subject", "cls", "rollout", "lost", "tokencut", "auto"]
     alone = {method: heat_maps(known, image, method) for method in methods}
-    passes, encode = [], model.encode
-    monkeypatch.setattr(model, "encode", lambda *args, **settings: passes.append(1) or encode(*args, **settings))
+    passes, embed = [], model.embed
+    monkeypatch.setattr(model, "embed", lambda *args, **settings: passes.append(1) or embed(*args, **settings))
     looks = Looks(known, image, methods)
     for method in methods:
         heat = looks.heat(method)
@@ -107,6 +107,20 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 <= heat.min() <= heat.max() <= 1
     assert len(passes) == 2  # rollout's own, and one for the rest
     torch.testing.assert_close(alone["auto"], alone["subject"])
+
+
+@pytest.mark.parametrize("position", ["learned", "rope2d", "relative_bias"])
+def test_the_last_heads_are_those_of_the_whole_pass(position: str) -> None:
+    model, image = tiny_vit(position=position), torch.randn(2, 3, 24, 40)
+    seen: list[Heads] = []
+    _, geometry = model.encode(image, visit=lambda index, heads, x_BND: seen.append(heads))
+    heads, same = last_heads(model, image)
+    assert same.grid == geometry.grid
+    for part, expected in zip(heads, seen[-1], strict=True):
+        if expected is None:
+            assert part is None
+        else:
+            assert torch.equal(part, expected)
 
 
 def dense_cut(keys_PD: Tensor) -> Tensor:
