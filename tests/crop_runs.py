@@ -44,9 +44,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:
-    """What two runs must have alike: all but the time that they took, and their own notes."""
+    """What two runs must have alike: all but their own notes."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "summary.json" and ".run" not in path.parts
+        if path.is_file() and ".run" not in path.parts
     }

@@ -1,15 +1,7 @@
-"""Camera traps: frames of one camera taken together, and what in them never moves.
+"""Camera traps: what in the frames of one camera never moves.
 
 A stump that lights up in every frame is not an animal. Where the picture does not differ from the scene's background,
 and the heat is there in nearly every frame, the heat is taken away; what moves keeps it.
-
-The way of a run, for each sequence of one camera:
-
-    frames = [read_frame(path) for path in paths]
-    for members in group_bursts(frames, gap=math.inf):    # of one camera, up to 64 frames in the order of their time
-        # heats_Thw from the model, thumbs_THWC from `frame_thumb` of the images that the model saw
-        judged = judge(heats_Thw, thumbs_THWC, times_T=[frames[i].time for i in members])
-        # boxes and decisions from judged.heats_Thw, then `settle(decision, unchanged)` for each frame
 
 Bursts (a gap of a minute at most) are what a report counts as one visit. The background is better taken from a longer
 sequence: in the three frames of one burst a deer that stands still looks as static as a stump, and that is why little
@@ -18,32 +10,19 @@ is taken away on the word of a few frames, or of a few seconds (see `evidence`).
 T is frames here, in the order of their time.
 """
 
-import calendar
-import math
-import os
-import re
-import stat
-import warnings
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image
 
 from patchlight.errors import PatchlightError
 from patchlight.localizing.boxes import label_regions
+from patchlight.localizing.decide import Decision
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-
-GAP_SECONDS = 60.0
-"""Between two frames of one burst, at most."""
-
-MOST_FRAMES = 64
-"""Of one group. The light of a longer sequence changes, and so many frames are held in memory together."""
 
 LEAST_FRAMES = 3
 """From which a background can be told: with fewer, nothing says which of two frames is the empty one."""
@@ -51,9 +30,6 @@ LEAST_FRAMES = 3
 SURE_FRAMES = 5
 SURE_SECONDS = 120.0
 """From which on what is static is taken away whole: animals stand still, but not for so long."""
-
-THUMB_SIDE = 96
-"""Longest side of the pictures that are compared, in pixels."""
 
 NIGHT_CHROMA = 0.012
 """Mean difference of a picture's colours, 0 to 1, below which it was taken by infrared light."""
@@ -84,133 +60,6 @@ only the places overlap where an animal was, from the second on all."""
 
 FARTHEST_SHIFT = 2
 """Pixels of a thumbnail by which a camera on a swaying tree may be off."""
-
-
-# Which frames belong together
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """Where and when a photo was taken."""
-
-    camera: tuple[str, ...]
-    """(folder, make, model, serial number), as far as they are known."""
-    time: float | None
-    """Seconds; to be compared between frames of one camera and clock only."""
-    clock: Literal["exif", "name", "file"]
-    """What the time was read from."""
-
-
-_STAMP = re.compile(
-    r"(?<!\d)((?:19|20)\d\d)([-_.:]?)(\d\d)\2(\d\d)[-_ T.]{0,3}(\d\d)([-_.:h]?)(\d\d)[-_.:m]?(\d\d)(?!\d{4})"
-)
-"""A date and a time in a file's name: 20240514_063012, 2024-05-14 06.30.12."""
-
-
-def read_frame(path: str | os.PathLike[str]) -> Frame:
-    """Camera and time by the photo's EXIF, else by the digits in its name, else by the file's own time.
-
-    A file that cannot be read has what its name says; reading it will tell what is wrong with it.
-    """
-    folder, name = os.path.split(os.path.abspath(path))
-    make = model = serial = ""
-    time: float | None = None
-    exif = _exif(path)
-    if exif is not None:
-        details = exif.get_ifd(ExifTags.IFD.Exif)
-        make, model = _word(exif.get(ExifTags.Base.Make)), _word(exif.get(ExifTags.Base.Model))
-        serial = _word(details.get(ExifTags.Base.BodySerialNumber))
-        time = _seconds(re.findall(r"\d+", _word(details.get(ExifTags.Base.DateTimeOriginal))))
-        if time is not None:
-            digits = re.match(r"\d+", _word(details.get(ExifTags.Base.SubsecTimeOriginal)))
-            time += float(f"0.{digits[0]}") if digits else 0.0
-    camera = (folder, make, model, serial)
-    if time is not None:
-        return Frame(camera, time, "exif")
-    stamp = _STAMP.search(name)
-    time = _seconds([stamp[group] for group in (1, 3, 4, 5, 7, 8)]) if stamp else None
-    if time is not None:
-        return Frame(camera, time, "name")
-    try:
-        return Frame(camera, os.stat(path).st_mtime, "file")
-    except (OSError, ValueError):
-        return Frame(camera, None, "file")
-
-
-def group_bursts(
-    files: Sequence[str | os.PathLike[str] | Frame], *, gap: float = GAP_SECONDS, most: int = MOST_FRAMES
-) -> list[list[int]]:
-    """Indices of files that one camera took with `gap` seconds at most between two, each group in the order of time.
-
-    Every file is in one group; one whose time is unknown is alone. A group of more than `most` is parted evenly. With
-    gap=math.inf the groups are the cameras' whole sequences.
-    """
-    if not gap >= 0:
-        raise PatchlightError(f"gap={gap} must be 0 seconds or more")
-    if most < 1:
-        raise PatchlightError(f"most={most} must be 1 frame or more")
-    frames = [file if isinstance(file, Frame) else read_frame(file) for file in files]
-    of_camera: dict[Any, list[tuple[float, int]]] = defaultdict(list)
-    groups: list[list[int]] = []
-    for index, frame in enumerate(frames):
-        if frame.time is None:
-            groups.append([index])
-        else:
-            # The clocks of EXIF and of a copied file have nothing to do with each other.
-            of_camera[frame.camera, frame.clock].append((frame.time, index))
-    for timed in of_camera.values():
-        timed.sort()
-        start = 0
-        for end in range(1, len(timed) + 1):
-            if end == len(timed) or timed[end][0] - timed[end - 1][0] > gap:
-                parts = np.array_split(range(start, end), math.ceil((end - start) / most))
-                groups += [[timed[place][1] for place in part] for part in parts]
-                start = end
-    return sorted(groups, key=min)
-
-
-def _exif(path: str | os.PathLike[str]) -> Image.Exif | None:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
-            return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(path, formats=("JPEG", "MPO", "TIFF", "WEBP")) as image:
-                exif = image.getexif()
-                exif.get_ifd(ExifTags.IFD.Exif)
-                return exif
-    except Exception:  # broken files break in many ways, and the photo is read elsewhere
-        return None
-
-
-def _word(value: Any) -> str:
-    return value.strip(" \0") if isinstance(value, str) else ""
-
-
-def _seconds(parts: Sequence[str]) -> float | None:
-    """Of year, month, day, hour, minute, second, as if they were UTC: only differences count."""
-    if len(parts) < 6:
-        return None
-    year, month, day, hour, minute, second = (int(part) for part in parts[:6])
-    good = 1900 < year < 2200 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60
-    return float(calendar.timegm((year, month, day, hour, minute, second))) if good else None
-
-
-# What never moves
-
-
-def frame_thumb(image_CHW: Any, mean: Sequence[float], std: Sequence[float]) -> npt.NDArray[np.uint8]:
-    """A small picture, HWC uint8, of an image as the model saw it, so that it lies patch by patch under the heat map.
-
-    `mean` and `std` are those of the preprocessing, which it undoes.
-    """
-    image_HWC = np.asarray(image_CHW, np.float32).transpose(1, 2, 0) * np.asarray(std, np.float32) + np.asarray(
-        mean, np.float32
-    )
-    image = Image.fromarray(np.rint(image_HWC.clip(0, 1) * 255).astype(np.uint8))
-    scale = min(1.0, THUMB_SIDE / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return np.asarray(image.resize(size, Image.Resampling.BOX))
 
 
 def is_night(thumb_HWC: npt.NDArray[Any]) -> bool:
@@ -313,7 +162,7 @@ def evidence(frames: int, times: Sequence[float | None] | None = None) -> float:
     return strength
 
 
-def settle(decision: str, unchanged: bool) -> str:
+def settle(decision: Decision, unchanged: bool) -> Decision:
     """A frame's decision, once it is known whether anything in it differs from the scene: an empty one has none."""
     return "none" if unchanged and decision == "unsure" else decision
 

@@ -2,11 +2,12 @@
 
 DIR/results.jsonl   a row for each input, in their order, see rows.py
 DIR/results.csv     the same with the best box alone, for a spreadsheet
-DIR/summary.json    counts, settings, model and speed
+DIR/summary.json    counts, settings and model
 DIR/crops/          the crops, in the folders of their photos
 DIR/thumbs/, report.html    the page that shows them
 DIR/.run/           run.json (what the rows were made with), journal.jsonl (the rows as they came, with the stamps of
-                    their files), lock
+                    their files), looks.jsonl (of camera traps: what the model saw, see looks.py), finished.json (of
+                    what the results are, and how long it took), lock
 """
 
 import contextlib
@@ -36,6 +37,8 @@ COLUMNS = (
 )
 """Of results.csv; the box is the best one, and several crops are parted by semicolons."""
 
+BURST_COLUMNS = ("burst", "frame", "frames", "time")
+"""Further ones, of camera traps."""
 
 WRITTEN = (
     *("crops", "thumbs", "overlays", "results.jsonl", "results.csv", "summary.json", "report.html"),
@@ -53,20 +56,20 @@ class Entry:
     place: str
     reason: str | None
     crops: tuple[str, ...]
+    group: str | None
 
 
-class Journal:
-    """Rows in the order in which they were finished; of a file's rows the last one counts."""
+class Lines:
+    """A file of JSON objects, one a line, that is only added to; what a kill has cut off at its end is dropped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
         with _writing(path):
             self._file = path.open("a+b")
             self._file.seek(0)
             start = 0
             for line in self._file:
-                if not self._index(line, start):
+                if not self._indexed(line, start):
                     break  # cut off by a kill; what follows a cut cannot be there
                 start += len(line)
             if self._file.seek(0, os.SEEK_END) > start:
@@ -74,31 +77,32 @@ class Journal:
                 self._file.seek(start)
         self._end = start
 
-    def _index(self, line: bytes, start: int) -> bool:
+    def _index(self, record: Any, start: int) -> None:
+        """Take note of a record and of where it begins; raises ValueError, LookupError or TypeError if it is none."""
+        raise NotImplementedError
+
+    def _indexed(self, line: bytes, start: int) -> bool:
         if not line.endswith(b"\n"):
             return False
         try:
-            record = json.loads(line)
-            row, stamp = record["row"], record["stamp"]
-            self.entries[record["file"]] = Entry(
-                start,
-                None if stamp is None else (stamp[0], stamp[1]),
-                record["place"],
-                row["reason"],
-                tuple(row["crops"]),
-            )
+            self._index(json.loads(line), start)
         except (ValueError, LookupError, TypeError):
             return False
         return True
 
-    def append(self, photo: Input, stamp: Stamp | None, row: Row) -> None:
-        record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
+    def _add(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record).encode() + b"\n"
         with _writing(self.path):
             self._file.write(line)
             self._file.flush()
-        self._index(line, self._end)
+        self._indexed(line, self._end)
         self._end += len(line)
+
+    def _at(self, start: int) -> Any:
+        self._file.seek(start)
+        record = json.loads(self._file.readline())
+        self._file.seek(0, os.SEEK_END)
+        return record
 
     def sync(self) -> None:
         with _writing(self.path):
@@ -109,16 +113,38 @@ class Journal:
         """In bytes."""
         return self._end
 
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written was said then, and is not in the file
+            self._file.close()
+
+
+class Journal(Lines):
+    """Rows in the order in which they were finished; of a file's rows the last one counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.entries: dict[str, Entry] = {}
+        super().__init__(path)
+
+    def _index(self, record: Any, start: int) -> None:
+        row = record["row"]
+        self.entries[record["file"]] = Entry(
+            start, as_stamp(record["stamp"]), record["place"], row["reason"], tuple(row["crops"]), record.get("group")
+        )
+
+    def append(self, photo: Input, stamp: Stamp | None, row: Row, group: str | None = None) -> None:
+        """`group` says of which frames the row was made, where it is not of its photo alone."""
+        record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
+        self._add(record if group is None else record | {"group": group})
+
     def row(self, photo: Input) -> Row:
         """The row of a photo, under the path that it has now."""
-        self._file.seek(self.entries[photo.file].start)
-        row: Row = json.loads(self._file.readline())["row"]
-        self._file.seek(0, os.SEEK_END)
+        row: Row = self._at(self.entries[photo.file].start)["row"]
         return row | {"path": photo.path}
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written was said then, and is not in the journal
-            self._file.close()
+
+def as_stamp(values: Any) -> Stamp | None:
+    """As JSON gives it back."""
+    return None if values is None else (values[0], values[1])
 
 
 class ResultFolder:
@@ -134,6 +160,8 @@ class ResultFolder:
         self._own = self.path / ".run"
         self._settings = self._own / "run.json"
         self._journal = self._own / "journal.jsonl"
+        self.looks = self._own / "looks.jsonl"
+        self.finished = self._own / "finished.json"
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """For this process alone."""
@@ -184,7 +212,8 @@ class ResultFolder:
                 (self.path / name).unlink()
         for picture in (self.path / "overlays").glob("*.jpg"):
             picture.unlink()
-        self._journal.unlink(missing_ok=True)
+        for each in (self._journal, self.looks, self.finished):
+            each.unlink(missing_ok=True)
         self._settings.unlink()
 
     def remove_crops(self, crops: Iterable[str]) -> None:
@@ -211,8 +240,8 @@ class ResultFolder:
     def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         self.replace(path, json.dumps(dict(values), indent=2).encode() + b"\n")
 
-    def write_rows(self, rows: Callable[[], Iterator[Row]]) -> None:
-        """results.jsonl and results.csv, row by row, so that they need no memory."""
+    def write_rows(self, rows: Callable[[], Iterator[Row]], *, bursts: bool = False) -> None:
+        """results.jsonl and results.csv, row by row, so that they need no memory; `bursts` says that rows have them."""
         with (
             _writing(self.results),
             replacing(self.results) as temporary,
@@ -221,9 +250,9 @@ class ResultFolder:
             for row in rows():
                 file.write(json.dumps(row) + "\n")
         with _writing(self.table), replacing(self.table) as temporary, temporary.open("wb") as table:
-            table.write(csv_line(COLUMNS))
+            table.write(csv_line([*COLUMNS, *BURST_COLUMNS] if bursts else COLUMNS))
             for row in rows():
-                table.write(csv_line(_cells(row)))
+                table.write(csv_line([*_cells(row), *_burst_cells(row)] if bursts else _cells(row)))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -264,6 +293,11 @@ def _cells(row: Row) -> list[Any]:
     about = [row[name] for name in ("path", "status", "reason", "detail")]
     found = [width, height, row["decision"], row["confidence"], row["method"], len(row["boxes"])]
     return [*about, *found, *best["xyxy"], best["score"], ";".join(row["crops"])]
+
+
+def _burst_cells(row: Row) -> list[Any]:
+    burst = row["burst"] or dict.fromkeys(("id", "frame", "frames", "time"))
+    return [burst[name] for name in ("id", "frame", "frames", "time")]
 
 
 @contextlib.contextmanager

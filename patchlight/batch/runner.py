@@ -8,25 +8,29 @@ killed has lost what stood in the line, and nothing else.
 A row must not depend on the photos beside it. How a product of matrices is summed up depends on the batch, so on a CPU
 the model looks at one photo at a time, in a thread for each core, which is no slower there. On a GPU every batch is
 filled up to the same size.
+
+Of camera traps (`burst`) a row does depend on the frames beside it, see looks.py. There the photos pass through the
+line twice: they are looked at, and then cut, sequence by sequence.
 """
 
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from patchlight import __version__
 from patchlight.batch.formats import check_format, export, file_of
 from patchlight.batch.inputs import Input, Inputs, find_photos, with_places
+from patchlight.batch.looks import FrameSequence, LookBook, judged, sequences_of
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_path, write_report
 from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, digest, read_json
@@ -37,7 +41,15 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut, parse_aspect
 from patchlight.images.decode import ImageError
-from patchlight.localizing.find import MOST_TILES, Localization, localize, localize_batch
+from patchlight.localizing.find import (
+    MOST_TILES,
+    Localization,
+    calibration_for,
+    localize,
+    localize_batch,
+    look_again,
+    read,
+)
 from patchlight.localizing.heat import resolve_method
 from patchlight.signals import Asked, asked_to_stop
 from patchlight.weights.load import Loaded, load
@@ -57,6 +69,7 @@ class CropSettings(JsonConfig):
     min_area: float = 0.0
     second_look: bool = False
     tiles: int | None = None
+    burst: bool = False  # camera traps: what is there in every frame of a sequence is no subject
 
     # What to cut.
     boxes_only: bool = False
@@ -76,6 +89,10 @@ class CropSettings(JsonConfig):
         require(
             self.tiles is None or 1 <= self.tiles <= MOST_TILES, f"tiles={self.tiles} must be from 1 to {MOST_TILES}"
         )
+        require(
+            not (self.burst and self.tiles is not None),
+            f"burst=True does not go with tiles={self.tiles}, for parts have no background of their own; leave one out",
+        )
         require(0 <= self.margin <= 10, f"margin={self.margin} is a share of the box's sides, from 0 to 10")
         require(self.size is None or self.size >= 1, f"size={self.size} is in pixels, 1 or more")
         require(
@@ -90,14 +107,16 @@ class Progress:
     """How far a run is."""
 
     done: int
-    """Photos with a row, those of earlier runs included."""
+    """Photos with a row, or, at the stage "look", photos that were looked at; those of earlier runs included."""
     total: int
     failed: int
     """Of those that this run has done."""
     rate: float
     """Photos a second, in this run."""
     seconds_left: float | None
-    """None before there is a rate."""
+    """Of this stage; None before there is a rate."""
+    stage: Literal["look", "crop"] = "crop"
+    """Camera traps are looked at first; all else is done at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,8 @@ class Summary:
     decisions: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     crops: int = 0
+    bursts: dict[str, int] | None = None
+    """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
     seconds: float = 0.0
     rate: float = 0.0
     report: Path | None = None
@@ -168,22 +189,27 @@ def crop_photos(
         made_with = _made_with(settings, loaded, jpegtran)
         folder.check(made_with, overwrite=overwrite)
         journal = folder.begin(made_with, overwrite=overwrite)
-        with contextlib.closing(journal):
+        with contextlib.ExitStack() as stack:
+            stack.callback(journal.close)
             kept = {file: entry.place for file, entry in journal.entries.items()}
             photos = with_places(inputs, kept)
-            todo = [(number, photo) for number, photo in enumerate(photos) if not _is_done(photo, journal, folder)]
-            if not todo and (finished := _finished(folder, photos, journal, formats, report=report)) is not None:
-                return finished
             cut = Cut(
                 margin=settings.margin,
                 aspect=parse_aspect(settings.aspect),
                 longest=settings.size,
                 jpegtran=jpegtran,
             )
-            run = _Run(folder, journal, pool, loaded, settings, cut, batch_size, len(photos), watch, tell, report)
-            seconds = run.work(todo, asked)
-            journal.sync()
-            return _finish(folder, inputs, photos, journal, loaded, made_with, len(todo), seconds, formats, report)
+            book = None
+            if settings.burst:
+                book = LookBook(folder.looks)
+                stack.callback(book.close)
+            run = _Run(folder, journal, pool, loaded, settings, cut, batch_size, photos, book, watch, tell, report)
+            computed = run.work(asked)
+            if not computed and (finished := _finished(folder, photos, journal, formats, report=report)) is not None:
+                return finished
+            return _finish(
+                folder, inputs, photos, journal, loaded, made_with, computed, run.seconds, formats, report=report
+            )
 
 
 def _source(model: str | PathLike[str]) -> str | Path:
@@ -206,9 +232,10 @@ def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> 
     }
 
 
-def _is_done(photo: Input, journal: Journal, folder: ResultFolder) -> bool:
+def _is_done(photo: Input, journal: Journal, folder: ResultFolder, group: str | None = None) -> bool:
+    """Whether there is a row for the photo as it is now, made together with this group of frames."""
     entry = journal.entries.get(photo.file)
-    if entry is None or entry.reason in TRANSIENT or photo.trouble is not None:
+    if entry is None or entry.reason in TRANSIENT or photo.trouble is not None or entry.group != group:
         return False
     return entry.stamp == stamp_of(photo.file) and folder.has_crops(entry)
 
@@ -226,9 +253,12 @@ class _Photo:
     seen: Seen | None = None
     looking: "Future[list[Localization | Failed]] | None" = None
     index: int = 0  # among those that are looked at together
+    kept: tuple[Seen, Localization] | None = None  # of camera traps, until the whole sequence was looked at
     cutting: "Future[list[str] | Failed | Unwritable] | None" = None
     stamp: Stamp | None = None
     row: Row | None = None
+    burst: dict[str, Any] | None = None  # what the row says of it
+    group: str | None = None
     done: bool = False
 
     def fail(self, failed: Failed) -> None:
@@ -249,61 +279,112 @@ class _Run:
         settings: CropSettings,
         cut: Cut,
         batch_size: int,
-        total: int,
+        photos: Sequence[Input],
+        book: LookBook | None,
         watch: Callable[[Progress], None],
         tell: Callable[[str], None],
         thumbs: bool,
     ) -> None:
-        self.folder, self.journal, self.pool = folder, journal, pool
-        self.loaded, self.settings, self.cut, self.total = loaded, settings, cut, total
+        self.folder, self.journal, self.pool, self.book = folder, journal, pool, book
+        self.loaded, self.settings, self.cut, self.photos = loaded, settings, cut, photos
         self.watch, self.tell, self.thumbs = watch, tell, thumbs
         self.device = loaded.model.norm.weight.device
         self.at_once = images_at_once(self.device, batch_size)
-        # A GPU's work is queued by one thread; a CPU's cores take a photo each.
-        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
+        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 2
         self.longest_line = 2 * pool.workers + 3 * self.at_once * self.threads + 2
         self.line: deque[_Photo] = deque()
-        self.failed = 0
+        self.stage: Literal["look", "crop"] = "crop"
+        self.failures: set[int] = set()
+        """Numbers of the photos that could not be looked at."""
+        self.written = 0
+        """Rows."""
+        self.seconds = 0.0
 
-    def work(self, todo: Sequence[tuple[int, Input]], asked: Asked) -> float:
-        """Give each of these photos its row; the seconds that it took."""
+    def work(self, asked: Asked) -> int:
+        """Give each photo its row that has none; how many these were."""
+        photos = list(enumerate(self.photos))
+        if self.book is None:
+            todo = [each for each in photos if not _is_done(each[1], self.journal, self.folder)]
+            self._pass((self._read(*each) for each in todo), len(todo), "crop", asked)
+            return self.written
+        # What failed stays so until its file changes, and takes no part in its sequence.
+        looked = {number: photo for number, photo in photos if self._has_look(photo)}
+        todo = [
+            (number, photo)
+            for number, photo in photos
+            if number not in looked and not _is_done(photo, self.journal, self.folder)
+        ]
+        self._pass((self._read(*each) for each in todo), len(todo), "look", asked)
+        looked |= {number: photo for number, photo in todo if number not in self.failures}
+        waiting: list[tuple[FrameSequence, set[int]]] = []
+        for sequence in sequences_of(dict(sorted(looked.items())), self.book):
+            missing = {
+                n for n in sequence.members if not _is_done(looked[n], self.journal, self.folder, sequence.digest)
+            }
+            if missing:
+                waiting.append((sequence, missing))
+        self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "crop", asked)
+        return self.written
+
+    def _has_look(self, photo: Input) -> bool:
+        assert self.book is not None
+        entry = self.book.entries.get(photo.file)
+        return entry is not None and photo.trouble is None and entry.stamp == stamp_of(photo.file)
+
+    def _pass(self, photos: Iterator[_Photo], count: int, stage: Literal["look", "crop"], asked: Asked) -> None:
+        """Take these photos through the line."""
+        if not count:
+            return
         begun = synced = time.monotonic()
-        if self.thumbs and todo:
+        self.stage = stage
+        if self.thumbs:
             try:
                 self.folder.thumbs.mkdir(exist_ok=True)
             except OSError as error:
                 raise PatchlightError(unwritable(self.folder.thumbs, error).message) from None
-        waiting = deque(todo)
-        written = 0
+        entered = left = failed = 0
         one_thread = partial(torch.set_num_threads, 1) if self.device.type == "cpu" else None
         before = torch.get_num_threads()
-        with ThreadPoolExecutor(self.threads, initializer=one_thread) as looks:
+        with ThreadPoolExecutor(self.threads, initializer=one_thread) as self.looks:
             try:
-                while waiting or self.line:
+                while left < count:
                     if asked.signal:
-                        self.journal.sync()
-                        done = self.total - len(todo) + written
-                        raise Stopped(self.folder.path, done, self.total, asked.signal)
-                    while waiting and len(self.line) < self.longest_line:
-                        self.line.append(self._read(*waiting.popleft()))
+                        self._sync()
+                        done = len(self.photos) - count + left
+                        raise Stopped(self.folder.path, done, len(self.photos), asked.signal)
+                    while entered < count and len(self.line) < self.longest_line:
+                        self.line.append(next(photos))
+                        entered += 1
                     moved = [self._move(photo) for photo in self.line if not photo.done]
-                    self._look(looks, last=not waiting)
-                    new = self._write_finished()
-                    written += new
+                    self._look(last=entered == count)
+                    new = self._leave()
+                    left += len(new)
+                    failed += sum(photo.row is not None and photo.row["status"] == "error" for photo in new)
                     if new:
-                        self._report(written, len(todo), time.monotonic() - begun)
+                        rate = left / max(time.monotonic() - begun, 1e-9)
+                        done = len(self.photos) - count + left
+                        self.watch(Progress(done, len(self.photos), failed, rate, (count - left) / rate, stage))
                     if time.monotonic() - synced > _SYNC_SECONDS:
-                        self.journal.sync()
+                        self._sync()
                         synced = time.monotonic()
                     if not new and not any(moved):
                         busy = [each for photo in self.line for each in _futures(photo)]
                         wait(busy, timeout=0.2, return_when=FIRST_COMPLETED)
             except BaseException:
-                looks.shutdown(wait=True, cancel_futures=True)
+                self.looks.shutdown(wait=True, cancel_futures=True)
                 raise
             finally:
                 torch.set_num_threads(before)
-        return time.monotonic() - begun
+                self.seconds += time.monotonic() - begun
+        self._sync()
+
+    def _sync(self) -> None:
+        if self.book is not None:
+            self.book.sync()  # before the rows that rest on them
+        self.journal.sync()
+
+    # Photos enter the line
 
     def _read(self, number: int, photo: Input) -> _Photo:
         entry = self.journal.entries.get(photo.file)
@@ -314,8 +395,52 @@ class _Run:
             new.fail(Failed("unreadable", photo.trouble))
         else:
             thumb = thumbnail_path(self.folder.path, number) if self.thumbs else None
-            new.reading = self.pool.submit(read_photo, photo.file, self.loaded.preprocess.config, thumb, photo.path)
+            config = self.loaded.preprocess.config
+            new.reading = self.pool.submit(read_photo, photo.file, config, thumb, photo.path, self.book is not None)
         return new
+
+    def _judged(self, sequences: Iterable[tuple[FrameSequence, set[int]]]) -> Iterator[_Photo]:
+        """The photos of sequences that have no rows yet, one sequence being judged ahead of those in the line."""
+        assert self.book is not None
+        method = resolve_method(self.loaded, self.settings.method)
+        judging: deque[tuple[FrameSequence, set[int], Future[list[tuple[Localization, bool]]]]] = deque()
+        for sequence, missing in sequences:
+            files = [self.photos[number].file for number in sequence.members]
+            future = self.looks.submit(
+                judged,
+                [self.book.look(file) for file in files],
+                [self.book.entries[file].frame.time for file in files],
+                self.loaded.model.config,
+                method,
+                calibration_for(self.loaded, method),
+                self.settings.subjects,
+                self.settings.threshold,
+                self.settings.min_area,
+            )
+            judging.append((sequence, missing, future))
+            if len(judging) == 2:
+                yield from self._with_finds(*judging.popleft())
+        while judging:
+            yield from self._with_finds(*judging.popleft())
+
+    def _with_finds(
+        self, sequence: FrameSequence, missing: set[int], judging: "Future[list[tuple[Localization, bool]]]"
+    ) -> Iterator[_Photo]:
+        assert self.book is not None
+        finds = zip(sequence.members, sequence.places, judging.result(), strict=True)
+        for number, place, (found, unchanged) in sorted(finds, key=lambda each: each[0]):
+            if number not in missing:
+                continue
+            photo = _Photo(number, self.photos[number], group=sequence.digest)
+            photo.stamp = self.book.entries[photo.input.file].stamp
+            photo.burst = asdict(place) | {"background": len(sequence.members), "unchanged": unchanged}
+            if self.settings.second_look and found.subjects:
+                photo.looking = self.looks.submit(self._looked_again, photo.input.file, found)
+            else:
+                self._cut(photo, found)
+            yield photo
+
+    # On their way
 
     def _move(self, photo: _Photo) -> bool:
         """Take a photo as far as it goes without waiting; whether that was any further."""
@@ -328,21 +453,17 @@ class _Run:
                 photo.seen, photo.stamp = read, read.stamp
             return True
         if photo.looking is not None and photo.looking.done():
-            found = photo.looking.result()[photo.index]
+            found, seen = photo.looking.result()[photo.index], photo.seen
             photo.looking = photo.seen = None
             if isinstance(found, Failed):
                 photo.fail(found)
                 return True
-            photo.row = row_of(photo.input.path, found)
-            boxes = [Box(*box["xyxy"]) for box in photo.row["boxes"]]
-            wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
-            if self.settings.boxes_only or not boxes or found.decision not in wanted:
+            if self.stage == "look":
+                assert seen is not None
+                photo.kept = seen, found
                 photo.done = True
-                return True
-            assert photo.stamp is not None
-            photo.cutting = self.pool.submit(
-                cut_photo, photo.input.file, photo.stamp, boxes, self.cut, self.folder.crops, photo.input.place
-            )
+            else:
+                self._cut(photo, found)
             return True
         if photo.cutting is not None and photo.cutting.done():
             names = _result(photo.cutting)
@@ -356,24 +477,56 @@ class _Run:
             return True
         return False
 
-    def _write_finished(self) -> int:
-        """Rows leave the line at its head alone, so that the journal has the order of the inputs."""
-        count = 0
+    def _cut(self, photo: _Photo, found: Localization) -> None:
+        """Write what was found into the row, and have the crops made that it asks for."""
+        photo.row = row_of(photo.input.path, found)
+        boxes = [Box(*box["xyxy"]) for box in photo.row["boxes"]]
+        wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
+        if self.settings.boxes_only or found.decision not in wanted:
+            boxes = []
+        if photo.group is not None and (crops := self._crops_of_before(photo)) is not None:
+            photo.row["crops"] = crops
+        elif boxes:
+            assert photo.stamp is not None
+            photo.cutting = self.pool.submit(
+                cut_photo, photo.input.file, photo.stamp, boxes, self.cut, self.folder.crops, photo.input.place
+            )
+            return
+        photo.done = True
+
+    def _crops_of_before(self, photo: _Photo) -> list[str] | None:
+        """The crops that a photo has from a run with other frames beside it, if nothing else is new."""
+        entry = self.journal.entries.get(photo.input.file)
+        if entry is None or photo.row is None:
+            return None
+        before = self.journal.row(photo.input)
+        alike = all(before[name] == value for name, value in photo.row.items() if name != "crops")
+        good = alike and entry.stamp == photo.stamp and self.folder.has_crops(entry)
+        return list(entry.crops) if good else None
+
+    def _leave(self) -> list[_Photo]:
+        """Photos leave the line at its head alone, so that what is written has the order in which they entered."""
+        gone = []
         while self.line and self.line[0].done:
             photo = self.line.popleft()
+            gone.append(photo)
+            if photo.kept is not None:
+                assert self.book is not None
+                self.book.append(photo.input, *photo.kept)
+                continue
             assert photo.row is not None
-            self.failed += photo.row["status"] == "error"
-            self.journal.append(photo.input, photo.stamp, photo.row)
-            count += 1
-        return count
-
-    def _report(self, written: int, of: int, seconds: float) -> None:
-        rate = written / max(seconds, 1e-9)
-        self.watch(Progress(self.total - of + written, self.total, self.failed, rate, (of - written) / rate))
+            row = photo.row if self.book is None else photo.row | {"burst": photo.burst}
+            if self.stage == "look":
+                self.failures.add(photo.number)
+            if (entry := self.journal.entries.get(photo.input.file)) is not None:
+                self.folder.remove_crops(set(entry.crops) - set(row["crops"]))
+            self.journal.append(photo.input, photo.stamp, row, photo.group)
+            self.written += 1
+        return gone
 
     # The model
 
-    def _look(self, looks: ThreadPoolExecutor, *, last: bool) -> None:
+    def _look(self, *, last: bool) -> None:
         """Hand photos that were read to the model, as many at once as it takes."""
         while ready := [photo for photo in self.line if photo.seen is not None and photo.looking is None]:
             shape = ready[0].seen.level_HWC.shape if ready[0].seen is not None else ()
@@ -383,10 +536,11 @@ class _Run:
             full = len(self.line) >= self.longest_line and not any(photo.reading is not None for photo in self.line)
             if len(batch) < self.at_once and more and not full and len(batch) == len(ready):
                 return
-            if self.settings.second_look or self.settings.tiles is not None:
-                future = looks.submit(self._looked_closely, [photo.input.file for photo in batch])
+            # Of camera traps the second look comes once it is known what moves.
+            if self.book is None and (self.settings.second_look or self.settings.tiles is not None):
+                future = self.looks.submit(self._looked_closely, [photo.input.file for photo in batch])
             else:
-                future = looks.submit(self._looked_at, [photo.seen for photo in batch if photo.seen is not None])
+                future = self.looks.submit(self._looked_at, [photo.seen for photo in batch if photo.seen is not None])
             for index, photo in enumerate(batch):
                 photo.looking, photo.index = future, index
 
@@ -435,11 +589,18 @@ class _Run:
             except PatchlightError as error:
                 found.append(Failed("unsupported", str(error), stamp_of(file)))
             except torch.OutOfMemoryError:
-                raise PatchlightError(
-                    f"{self.loaded.provenance.source}: closer looks do not fit into the device's memory; leave out "
-                    "--second-look and --tiles, or use --device cpu"
-                ) from None
+                raise _no_room_for_closer_looks(self.loaded) from None
         return found
+
+    def _looked_again(self, file: str, first: Localization) -> list[Localization | Failed]:
+        """A second look at what is left of a frame's finds."""
+        try:
+            photo = read(file, self.loaded.preprocess, (2, 2))
+            return list(look_again(self.loaded, [photo], [first], self.settings.threshold))
+        except ImageError as error:
+            return [Failed(error.reason, error.detail, stamp_of(file))]
+        except torch.OutOfMemoryError:
+            raise _no_room_for_closer_looks(self.loaded) from None
 
     def _take_fewer(self, error: RuntimeError, at_once: int) -> None:
         """After running out of memory: half as many photos at once, for the rest of the run."""
@@ -455,6 +616,13 @@ class _Run:
         self.tell(f"there is not enough memory for {at_once} photos at once; going on with {self.at_once}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _no_room_for_closer_looks(loaded: Loaded) -> PatchlightError:
+    return PatchlightError(
+        f"{loaded.provenance.source}: closer looks do not fit into the device's memory; leave out --second-look and "
+        "--tiles, or use --device cpu"
+    )
 
 
 def images_at_once(device: torch.device, batch_size: int) -> int:
@@ -491,12 +659,13 @@ def _finished(
 ) -> Summary | None:
     """The summary of a run that has written everything that is asked for; None if something is to be written."""
     summary = read_json(folder.summary)
+    finished = read_json(folder.finished)
     wanted = [folder.results, folder.table] + [folder.path / "report.html"] * report
-    if summary is None or not set(formats) <= set(summary.get("exports", ())):
+    if summary is None or finished is None or not set(formats) <= set(summary.get("exports", ())):
         return None
     if not all(path.exists() for path in [*wanted, *(folder.path / file_of(each) for each in formats)]):
         return None
-    if summary.get("inputs_sha256") != digest(photos, journal):
+    if finished.get("inputs_sha256") != digest(photos, journal):
         return None
     return Summary(
         folder=folder.path,
@@ -506,6 +675,7 @@ def _finished(
         decisions=summary["decisions"],
         reasons=summary["reasons"],
         crops=summary["crops"],
+        bursts=summary.get("bursts"),
         report=folder.path / "report.html" if report else None,
         exports=tuple(folder.path / file_of(each) for each in formats),
     )
@@ -521,16 +691,21 @@ def _finish(
     computed: int,
     seconds: float,
     formats: Sequence[str],
+    *,
     report: bool,
 ) -> Summary:
     decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
     reasons: Counter[str] = Counter()
     crops = 0
-    folder.write_rows(lambda: (journal.row(photo) for photo in photos))
+    bursts: dict[str, bool] = {}  # whether they are empty
+    folder.write_rows(lambda: (journal.row(photo) for photo in photos), bursts=made_with["burst"])
     for photo in photos:
         row = journal.row(photo)
         if row["status"] == "ok":
             decisions[row["decision"]] += 1
+            if row.get("burst"):
+                identity = row["burst"]["id"]
+                bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"
         else:
             reasons[row["reason"]] += 1
         crops += len(row["crops"])
@@ -541,6 +716,7 @@ def _finish(
     page = write_report(folder.path) if report else None
     failed = sum(reasons.values())
     rate = computed / seconds if computed and seconds > 0 else 0.0
+    counts = {"count": len(bursts), "empty": sum(bursts.values()), "empty_frames": decisions["none"]}
     values = {
         "version": 1,
         "photos": len(photos),
@@ -548,6 +724,7 @@ def _finish(
         "decisions": dict(decisions),
         "reasons": dict(sorted(reasons.items())),
         "crops": crops,
+        **({"bursts": counts} if made_with["burst"] else {}),
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
         "model": {
             "source": loaded.provenance.source,
@@ -557,12 +734,16 @@ def _finish(
         },
         "base": inputs.base,
         "exports": written,
+    }
+    folder.write_json(folder.summary, values)
+    # Last: it says that all the others are there. What differs from run to run is here, and nowhere else.
+    finished = {
         "inputs_sha256": digest(photos, journal),
         "computed": computed,
         "seconds": round(seconds, 2),
         "photos_per_second": round(rate, 2),
     }
-    folder.write_json(folder.summary, values)  # last: it says that all the others are there
+    folder.write_json(folder.finished, finished)
     return Summary(
         folder=folder.path,
         photos=len(photos),
@@ -571,6 +752,7 @@ def _finish(
         decisions=dict(decisions),
         reasons=dict(reasons),
         crops=crops,
+        bursts=counts if made_with["burst"] else None,
         seconds=seconds,
         rate=rate,
         report=page,

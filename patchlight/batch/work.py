@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from patchlight.batch.frames import Frame, frame_thumb, pack_thumb, read_frame
 from patchlight.batch.inputs import crop_name
 from patchlight.batch.report import thumbnail
 from patchlight.config import PreprocessConfig
@@ -49,6 +50,10 @@ class Seen:
     """From 0 to 255, see `Preprocess.levels`."""
     view: View
     stamp: Stamp
+    frame: Frame | None = None
+    """Where and when it was taken, and"""
+    thumb: bytes | None = None
+    """what its scene looks like, see frames.py; for camera traps."""
 
 
 def stamp_of(file: str) -> Stamp | None:
@@ -60,7 +65,9 @@ def stamp_of(file: str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns
 
 
-def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, path: str) -> Seen | Failed | Unwritable:
+def read_photo(
+    file: str, config: PreprocessConfig, thumb: Path | None, path: str, as_frame: bool = False
+) -> Seen | Failed | Unwritable:
     """Decode a file, no larger than the model needs it; write its thumbnail, marked with the row's path."""
     stamp = stamp_of(file)
     try:
@@ -79,7 +86,10 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, path: st
         except OSError as error:
             temporary.unlink(missing_ok=True)
             return unwritable(thumb, error)
-    return Seen(np.ascontiguousarray(level_HWC), view, stamp)
+    level_HWC = np.ascontiguousarray(level_HWC)
+    if as_frame:
+        return Seen(level_HWC, view, stamp, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
+    return Seen(level_HWC, view, stamp)
 
 
 def cut_photo(

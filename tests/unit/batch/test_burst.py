@@ -12,18 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFilter
 
-from patchlight.batch.burst import (
+from patchlight.batch.burst import Background, evidence, is_night, judge, settle, suppress_static
+from patchlight.batch.frames import (
     MOST_FRAMES,
-    Background,
     Frame,
-    evidence,
     frame_thumb,
     group_bursts,
-    is_night,
-    judge,
+    pack_thumb,
     read_frame,
-    settle,
-    suppress_static,
+    unpack_thumb,
 )
 from patchlight.errors import PatchlightError
 
@@ -333,15 +330,20 @@ def test_settle() -> None:
     assert settle("subject", True) == "subject"
 
 
-def test_frame_thumb_undoes_the_preprocessing() -> None:
-    picture_HWC = np.zeros((128, 64, 3), np.uint8)
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_frame_thumb(kind: type) -> None:
+    picture_HWC = np.zeros((128, 64, 3), kind)
     picture_HWC[64:, :] = (200, 100, 50)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    image_CHW = ((picture_HWC / 255 - mean) / std).transpose(2, 0, 1)
-    thumb = frame_thumb(image_CHW, mean, std)
-    assert thumb.shape == (96, 48, 3)
+    thumb = frame_thumb(picture_HWC)
+    assert (thumb.shape, thumb.dtype) == ((96, 48, 3), np.uint8)
     assert thumb[70, 20].tolist() == [200, 100, 50]
     assert thumb[20, 20].tolist() == [0, 0, 0]
+
+
+def test_a_packed_thumb_is_nearly_the_same() -> None:
+    _, thumbs_THWC = sequence([None])
+    again = unpack_thumb(pack_thumb(thumbs_THWC[0]))
+    assert np.abs(again.astype(int) - thumbs_THWC[0]).mean() < 2
 
 
 def test_a_patch_grid_that_does_not_divide_the_picture() -> None:
