@@ -185,6 +185,9 @@ def crop(
         bool, typer.Option("--second-look", help="Look at what was found once more, closer.")
     ] = False,
     tiles: Annotated[int | None, typer.Option(help="Look at N x N overlapping parts: small subjects.")] = None,
+    burst: Annotated[
+        bool, typer.Option("--burst", help="Camera traps: what is there in every frame is no animal.")
+    ] = False,
     boxes_only: Annotated[bool, typer.Option("--boxes-only", help="Find, and cut nothing.")] = False,
     overlay: Annotated[bool, typer.Option("--overlay", help="Also draw heat and boxes over each photo.")] = False,
     lossless: Annotated[bool, typer.Option("--lossless", help="Cut JPEGs at their blocks, without encoding.")] = False,
@@ -216,6 +219,7 @@ def crop(
         min_area=min_area,
         second_look=second_look,
         tiles=tiles,
+        burst=burst,
         boxes_only=boxes_only,
         lossless=lossless,
     )
@@ -225,7 +229,8 @@ def crop(
 
         def watch(now: Progress) -> None:
             failed = f", {now.failed:,} failed" if now.failed else ""
-            bars.update(bar, completed=now.done, total=now.total, rate=f"{now.rate:.1f} photos/s{failed}")
+            stage = "looking, " if now.stage == "look" else ""
+            bars.update(bar, completed=now.done, total=now.total, rate=f"{stage}{now.rate:.1f} photos/s{failed}")
 
         try:
             summary = crop_photos(
@@ -253,6 +258,9 @@ def crop(
     failed = f"; {summary.failed:,} failed" if summary.failed else ""
     crops = "1 crop" if summary.crops == 1 else f"{summary.crops:,} crops"
     typer.echo(f"{summary.photos:,} photos: {found or 'nothing'}{failed}; {crops} in {out}")
+    if summary.bursts is not None:
+        bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
+        typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
     if summary.report is not None:
         typer.echo(summary.report)
     if summary.exit_code:

@@ -70,6 +70,8 @@ def _write_megadetector(file: IO[str], rows: Callable[[], Iterator[Row]], base: 
 
 def _megadetector_image(row: Row, base: str) -> dict[str, Any]:
     image: dict[str, Any] = {"file": _relative(row["path"], base)}
+    if row.get("burst"):
+        image["burst"] = row["burst"]["id"]  # readers leave alone what they do not know
     if row["status"] != "ok":
         return image | {"failure": f"{row['reason']}: {row['detail']}", "detections": None}
     width, height = row["size"]

@@ -209,6 +209,11 @@ def _packed(row: dict[str, Any], has_thumb: bool, side: int) -> list[Any]:
         _heat(row.get("heat"), side),
         int(has_thumb),
         _text(row.get("method")),
+        *(
+            [[burst["id"], burst["frame"], burst["frames"], _text(burst["time"])]]
+            if (burst := row.get("burst"))
+            else []
+        ),
     ]
 
 

@@ -484,7 +484,7 @@ class _Run:
         wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
         if self.settings.boxes_only or found.decision not in wanted:
             boxes = []
-        if photo.group is not None and (crops := self._crops_of_before(photo)) is not None:
+        if boxes and (crops := self._crops_of_before(photo)) is not None:
             photo.row["crops"] = crops
         elif boxes:
             assert photo.stamp is not None
@@ -495,14 +495,13 @@ class _Run:
         photo.done = True
 
     def _crops_of_before(self, photo: _Photo) -> list[str] | None:
-        """The crops that a photo has from a run with other frames beside it, if nothing else is new."""
+        """The crops that a frame has from a run with others beside it, if they show the same."""
         entry = self.journal.entries.get(photo.input.file)
-        if entry is None or photo.row is None:
+        if entry is None or photo.row is None or photo.group is None or entry.stamp != photo.stamp:
             return None
-        before = self.journal.row(photo.input)
-        alike = all(before[name] == value for name, value in photo.row.items() if name != "crops")
-        good = alike and entry.stamp == photo.stamp and self.folder.has_crops(entry)
-        return list(entry.crops) if good else None
+        before, now = ([box["xyxy"] for box in row["boxes"]] for row in (self.journal.row(photo.input), photo.row))
+        alike = before == now and len(entry.crops) == len(now) and self.folder.has_crops(entry)
+        return list(entry.crops) if alike else None
 
     def _leave(self) -> list[_Photo]:
         """Photos leave the line at its head alone, so that what is written has the order in which they entered."""

@@ -266,3 +266,31 @@ def test_ten_thousand_photos(page: Any, tmp_path: Path) -> None:
     page.fill("#search", "img_04999")
     assert shown_names(page) == ["IMG_04999.jpg"]
     assert time.monotonic() - start < 5
+
+
+def test_bursts_stand_together_and_can_be_shown_alone(page: Any, tmp_path: Path) -> None:
+    rows = []
+    for number, (burst, frame) in enumerate([("a", 2), ("b", 1), ("a", 1), ("b", 2), ("c", 1)]):
+        row = ok_row(f"{number}{burst}{frame}.jpg", "none" if burst == "b" else "subject", 0.9 - 0.1 * number)
+        of = 1 if burst == "c" else 2
+        time_of = f"2024-05-14 06:0{number}:00"
+        rows.append(row | {"burst": {"id": burst, "frame": frame, "frames": of, "time": time_of}})
+    rows.append(error_row("bad.jpg") | {"burst": None})
+    page.goto(report(tmp_path / "run", rows))
+    assert "5 photos in 3 bursts" in page.locator("#summary").text_content()
+    page.locator("#order").select_option("burst")
+    assert shown_names(page) == ["2a1.jpg", "0a2.jpg", "1b1.jpg", "3b2.jpg", "4c1.jpg"]
+    assert page.locator(".card .of").all_text_contents() == ["1/2", "2/2", "1/2", "2/2"]
+    page.locator(".card").nth(2).click()
+    assert "frame 1 of 2, 2024-05-14 06:01:00" in page.locator("#values").text_content()
+    page.locator("#values button").click()
+    assert shown_names(page) == ["1b1.jpg", "3b2.jpg"]
+    assert page.locator(".fault").count() == 0
+    page.locator("#all-bursts").click()
+    assert len(shown_names(page)) == 5
+
+
+def test_without_bursts_nothing_speaks_of_them(page: Any, tmp_path: Path) -> None:
+    page.goto(report(tmp_path / "run", [ok_row("a.jpg", "subject", 0.9)]))
+    assert "burst" not in page.locator("#summary").text_content()
+    assert page.locator("#order option:not([hidden])").count() == 4

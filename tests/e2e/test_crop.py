@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from camera_traps import Walk, save_bright, write_frames
 from crop_runs import everything_in, make_photos, rows_of, save_model
 
 PROGRAM = """
@@ -19,12 +20,12 @@ from patchlight.batch.runner import CropSettings, Stopped, crop_photos
 from patchlight.errors import PatchlightError
 
 def main():
-    photos, out, model, workers, pause = sys.argv[1:]
+    photos, out, model, workers, pause, burst = sys.argv[1:]
     def watch(progress):
         print(progress.done, flush=True)
         time.sleep(float(pause))
     try:
-        settings = CropSettings()
+        settings = CropSettings(burst=bool(int(burst)))
         summary = crop_photos([photos], out, settings, model=model, device="cpu", workers=int(workers), watch=watch)
     except PatchlightError as error:
         sys.exit(print(error, file=sys.stderr) or 2)
@@ -50,11 +51,13 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def start(tmp_path: Path, model: Path, out: Path, *, workers: int = 2, pause: float = 0.0) -> "subprocess.Popen[str]":
+def start(
+    tmp_path: Path, model: Path, out: Path, *, workers: int = 2, pause: float = 0.0, burst: bool = False
+) -> "subprocess.Popen[str]":
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     return subprocess.Popen(
-        [sys.executable, program, tmp_path / "photos", out, model, str(workers), str(pause)],
+        [sys.executable, program, tmp_path / "photos", out, model, str(workers), str(pause), str(int(burst))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -116,6 +119,35 @@ def test_kill_at_any_point(tmp_path: Path, photos: Path, model: Path) -> None:
     assert 0 < journals[1] < journals[2] < journals[3] < 91
     assert int(said.split()[-1]) == 91 - journals[3], "what was finished is not done again"
     assert everything_in(out) == everything_in(whole)
+
+
+def test_kill_a_run_of_camera_traps(tmp_path: Path) -> None:
+    """While it looks, and while it cuts."""
+    for number in range(4):
+        walk: Walk = [(10 * frame, 10) if frame % 3 == number % 3 else None for frame in range(10)]
+        write_frames(tmp_path / "photos", walk, serial=f"C{number}", seed=number)
+    (tmp_path / "photos" / "C0_0005.jpg").write_bytes(b"no photo")
+    model = save_bright(tmp_path / "model")
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert finish(start(tmp_path, model, whole, burst=True))[0] == 3
+    lines = []
+    for file in ("looks.jsonl", "looks.jsonl", "journal.jsonl", "journal.jsonl"):
+        process = start(tmp_path, model, out, pause=0.1, burst=True)
+        kept = out / ".run" / file
+        before = kept.read_bytes().count(b"\n") if kept.exists() else 0
+        deadline = time.monotonic() + 60
+        while not kept.exists() or kept.read_bytes().count(b"\n") < before + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        finish(process)
+        assert_all_end(process.pid)
+        lines.append([(out / ".run" / each).read_bytes().count(b"\n") for each in ("looks.jsonl", "journal.jsonl")])
+    assert 0 < lines[0][0] < lines[1][0] < 40, lines
+    assert lines[2][1] < lines[3][1] < 41, lines
+    assert finish(start(tmp_path, model, out, burst=True))[0] == 3
+    assert everything_in(out) == everything_in(whole)
+    assert finish(start(tmp_path, model, out, burst=True))[1].split() == ["computed", "0"]
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bright_subjects import bright, sees_what_is_bright
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from bright_subjects import bright, sees_what_is_bright
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import decode

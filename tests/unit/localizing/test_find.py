@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bright_subjects import as_loaded, bright, sees_what_is_bright
 from PIL import Image
 
+from bright_subjects import as_loaded, bright, sees_what_is_bright
 from models_at_random import tiny_vit
 from patchlight.config import Calibration, PreprocessConfig
 from patchlight.errors import PatchlightError

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bright_subjects import bright, sees_what_is_bright
 from PIL import Image
 
 import patchlight as pl
+from bright_subjects import bright, sees_what_is_bright
 from models_at_random import tiny_vit
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
 from patchlight.geometry import Box

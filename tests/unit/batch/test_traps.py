@@ -1,0 +1,365 @@
+"""Camera traps in the folder runner: what never moves is no animal, whatever happens to the run."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFilter
+
+from camera_traps import ANIMAL, STUMP, WALK, Walk, save_bright, scene, write_frames
+from crop_runs import everything_in, rows_of
+from patchlight.batch import looks as looks_module
+from patchlight.batch import runner
+from patchlight.batch.runner import CropSettings, Progress, Summary, crop_photos
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+from patchlight.weights.load import Loaded, load
+
+DEMO = Path(__file__).parents[3] / "demo"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(save_bright(tmp_path_factory.mktemp("model") / "bright"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_frames(tmp_path / "photos")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    calls: list[int] = []
+    real = runner.localize_batch
+
+    def counting(loaded: Any, images_BCHW: Any, *rest: Any, **named: Any) -> Any:
+        calls.append(len(images_BCHW))
+        return real(loaded, images_BCHW, *rest, **named)
+
+    monkeypatch.setattr(runner, "localize_batch", counting)
+    return calls
+
+
+def crop(photos: Path, out: Path, model: Any, *, workers: int = 0, burst: bool = True, **more: Any) -> Summary:
+    settings = CropSettings(
+        burst=burst, **{name: more.pop(name) for name in ("second_look", "boxes_only") if name in more}
+    )
+    return crop_photos([photos], out, settings, model=model, device=None, workers=workers, **more)
+
+
+def best_box(row: dict[str, Any]) -> Box:
+    return Box(*row["boxes"][0]["xyxy"])
+
+
+def place_of(x: int, y: int) -> Box:
+    return Box(x, y, x + ANIMAL[0], y + ANIMAL[1])
+
+
+# What it is for
+
+
+def test_the_stump_is_no_animal(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    plain = crop(photos, tmp_path / "plain", model, burst=False)
+    assert plain.decisions["none"] == 0
+    for row, place in zip(rows_of(tmp_path / "plain"), WALK, strict=True):
+        if place is None:
+            assert best_box(row).iou(Box(*STUMP)) > 0.6
+            assert row["crops"]
+        assert "burst" not in row
+    summary = crop(photos, tmp_path / "out", model)
+    for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
+        assert (row["decision"] == "none") == (place is None), row["path"]
+        assert row["burst"]["unchanged"] == (place is None)
+        assert row["burst"]["background"] == len(WALK)
+        assert bool(row["crops"]) == (place is not None)
+        if place is not None:
+            assert best_box(row).iou(place_of(*place)) > 0.6
+    assert summary.decisions["none"] == 5
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5}
+
+
+@pytest.mark.parametrize("second_look", [False, True])
+def test_with_the_default_model(tmp_path: Path, second_look: bool) -> None:
+    """A cat of plaster stands in every frame; a cup wanders, with another light in each."""
+    if not DEMO.exists():
+        pytest.skip("no photos in demo/")
+
+    def cut(name: str, box: tuple[int, int, int, int], size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+        with Image.open(DEMO / name) as file:
+            picture = file.convert("RGB").crop(box).resize(size)
+        mask = Image.new("L", size)
+        ImageDraw.Draw(mask).ellipse((3, 3, size[0] - 3, size[1] - 3), fill=255)
+        return picture, mask.filter(ImageFilter.GaussianBlur(2))
+
+    chance = np.random.default_rng(0)
+    ground_HWC = np.linspace((150, 170, 190), (80, 95, 60), 480)[:, None].repeat(640, 1)
+    ground = Image.fromarray((ground_HWC + chance.normal(0, 8, (480, 640, 1))).clip(0, 255).astype(np.uint8))
+    cat, cat_mask = cut("chelsea.png", (90, 0, 390, 300), (200, 190))
+    cup, cup_mask = cut("coffee.png", (66, 14, 497, 395), (170, 160))
+    ground.paste(cat, (20, 250), cat_mask)
+    walk: Walk = [None, (420, 40), None, (400, 260), None, (250, 60), None, None]
+    (tmp_path / "photos").mkdir()
+    for number, place in enumerate(walk):
+        frame = ground.copy()
+        if place is not None:
+            frame.paste(cup, place, cup_mask)
+        light = 0.85 + 0.3 * chance.random()
+        level_HWC = np.asarray(frame) * light + chance.normal(0, 3, (480, 640, 1))
+        image = Image.fromarray(level_HWC.clip(0, 255).astype(np.uint8))
+        image.save(tmp_path / "photos" / f"20240514_06{5 * number:02}00.jpg", quality=90)
+    crop(tmp_path / "photos", tmp_path / "plain", "default", burst=False)
+    plain = [row for row, place in zip(rows_of(tmp_path / "plain"), walk, strict=True) if place is None]
+    assert all(row["decision"] != "none" and best_box(row).iou(Box(20, 250, 220, 440)) > 0.4 for row in plain)
+    crop(tmp_path / "photos", tmp_path / "out", "default", second_look=second_look)
+    for row, place in zip(rows_of(tmp_path / "out"), walk, strict=True):
+        if place is None:
+            assert row["decision"] == "none"
+        else:
+            assert row["decision"] != "none"
+            assert best_box(row).iou(Box(place[0], place[1], place[0] + 170, place[1] + 160)) > 0.4
+
+
+def test_bursts_are_told_apart_by_time_and_camera(tmp_path: Path, model: Loaded) -> None:
+    write_frames(tmp_path / "photos", [None] * 4, minutes=0.5)
+    write_frames(tmp_path / "photos", [(100, 10), None, None], minutes=0.5, serial="B2", seed=5)
+    crop(tmp_path / "photos", tmp_path / "out", model)
+    rows = rows_of(tmp_path / "out")
+    assert len({row["burst"]["id"] for row in rows[:4]}) == len({row["burst"]["id"] for row in rows[4:]}) == 1
+    assert rows[0]["burst"]["id"] != rows[4]["burst"]["id"]
+    assert [(row["burst"]["frame"], row["burst"]["frames"]) for row in rows] == [
+        *[(number, 4) for number in (1, 2, 3, 4)],
+        *[(number, 3) for number in (1, 2, 3)],
+    ]
+    assert rows[1]["burst"]["time"] == "2024-05-14 06:00:30"
+    assert [row["burst"]["background"] for row in rows] == [4] * 4 + [3] * 3
+
+
+def test_frames_of_another_size_are_another_sequence(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    crop(photos, tmp_path / "before", model)
+    with Image.open(photos / "A1_000.jpg") as image:
+        exif = image.getexif()
+    scene().resize((120, 160)).save(photos / "A1_0005.jpg", exif=exif)
+    crop(photos, tmp_path / "out", model)
+    rows = {os.path.basename(row["path"]): row for row in rows_of(tmp_path / "out")}
+    assert rows.pop("A1_0005.jpg")["burst"]["background"] == 1
+    assert list(rows.values()) == rows_of(tmp_path / "before")
+
+
+def test_where_nothing_can_be_said_rows_are_those_of_single_photos(tmp_path: Path, model: Loaded) -> None:
+    write_frames(tmp_path / "photos", [None, (100, 10)])
+    crop(tmp_path / "photos", tmp_path / "out", model)
+    crop(tmp_path / "photos", tmp_path / "plain", model, burst=False)
+    without = [{name: value for name, value in row.items() if name != "burst"} for row in rows_of(tmp_path / "out")]
+    assert without == rows_of(tmp_path / "plain")
+    for name, content in everything_in(tmp_path / "plain").items():
+        if name.startswith(("crops", "thumbs")):
+            assert everything_in(tmp_path / "out")[name] == content
+
+
+def test_what_is_written(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    (photos / "A1_0035.jpg").write_bytes(b"no photo")
+    crop(photos, tmp_path / "out", model, formats=("megadetector", "coco", "json"))
+    rows = rows_of(tmp_path / "out")
+    assert (rows[4]["status"], rows[4]["burst"]) == ("error", None)
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["bursts"] == {"count": 8, "empty": 5, "empty_frames": 5}
+    assert summary["settings"]["burst"] is True
+    images = json.loads((tmp_path / "out" / "megadetector.json").read_text())["images"]
+    assert [len(image["detections"] or ()) for image in images] == [0, 1, 0, 1, 0, 0, 0, 1, 0]
+    assert images[1]["burst"] == rows[1]["burst"]["id"]
+    assert "burst" not in images[4]
+    with (tmp_path / "out" / "results.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [line["burst"] for line in table] == [row["burst"]["id"] if row["burst"] else "" for row in rows]
+    assert table[1]["time"] == "2024-05-14 06:07:00"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert rows[1]["burst"]["id"] in page
+
+
+def test_tiles_are_refused() -> None:
+    with pytest.raises(PatchlightError, match="tiles=2"):
+        CropSettings(burst=True, tiles=2)
+
+
+# Whatever happens
+
+
+class Cut(Exception):  # noqa: N818
+    pass
+
+
+def stop_at(stage: str, count: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if progress.stage == stage and progress.done >= count:
+            raise Cut
+
+    return watch
+
+
+def two_cameras(folder: Path) -> Path:
+    write_frames(folder)
+    write_frames(folder, [None, None, (90, 40), None, None, (100, 10)], serial="B2", seed=5)
+    (folder / "A1_0035.jpg").write_bytes(b"no photo")
+    return folder
+
+
+@pytest.mark.parametrize(("stage", "count"), [("look", 1), ("look", 9), ("look", 15), ("crop", 3), ("crop", 10)])
+@pytest.mark.parametrize("boxes_only", [False, True])
+def test_it_goes_on_where_it_was(
+    tmp_path: Path, model: Loaded, looked_at: list[int], stage: str, count: int, boxes_only: bool
+) -> None:
+    photos = two_cameras(tmp_path / "photos")
+    crop(photos, tmp_path / "whole", model, boxes_only=boxes_only)
+    looked_at.clear()
+    with pytest.raises(Cut):
+        crop(photos, tmp_path / "out", model, boxes_only=boxes_only, watch=stop_at(stage, count))
+    crop(photos, tmp_path / "out", model, boxes_only=boxes_only)
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+    for name in ("journal.jsonl", "looks.jsonl"):
+        assert (tmp_path / "out" / ".run" / name).read_bytes() == (tmp_path / "whole" / ".run" / name).read_bytes()
+    assert len(looked_at) <= 14 + 12, "what was looked at is not looked at again, but for what stood in the line"
+
+
+def test_a_second_run_does_nothing(tmp_path: Path, model: Loaded, looked_at: list[int], monkeypatch: Any) -> None:
+    photos = two_cameras(tmp_path / "photos")
+    first = crop(photos, tmp_path / "out", model)
+    assert (first.computed, len(looked_at)) == (15, 14)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name != "lock"}
+
+    def never(*given: Any, **named: Any) -> Any:
+        raise AssertionError("nothing is to be judged")
+
+    monkeypatch.setattr(runner, "judged", never)
+    again = crop(photos, tmp_path / "out", model)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name != "lock"} == before
+    assert len(looked_at) == 14
+    assert (again.computed, again.bursts, again.decisions) == (0, first.bursts, first.decisions)
+
+
+def test_new_changed_and_removed_frames(tmp_path: Path, model: Loaded, looked_at: list[int]) -> None:
+    photos = two_cameras(tmp_path / "photos")
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    looked_at.clear()
+    other = write_frames(tmp_path / "other", [*WALK, (60, 15), None], seed=0)
+    shutil.copy(other[8], photos)
+    shutil.copy(other[1], photos / "A1_002.jpg")  # another picture, with the same time as the frame before
+    (photos / "A1_005.jpg").unlink()
+    summary = crop(photos, out, model)
+    assert len(looked_at) == 2
+    assert summary.computed == 8, "the other camera's rows stay"
+    crop(photos, tmp_path / "fresh", model)
+    got, wanted = everything_in(out), everything_in(tmp_path / "fresh")
+    assert {name: content for name, content in got.items() if not name.startswith("thumbs")} == {
+        name: content for name, content in wanted.items() if not name.startswith("thumbs")
+    }
+
+
+def test_a_crop_is_cut_again_only_where_its_box_is_another(
+    photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crop(photos, tmp_path / "out", model)
+    before = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
+    cut: list[str] = []
+    real = runner.cut_photo
+    monkeypatch.setattr(runner, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
+    shutil.copy(write_frames(tmp_path / "other", [*WALK, None])[8], photos)
+    summary = crop(photos, tmp_path / "out", model)
+    assert summary.computed == 9
+    after = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
+    assert cut == [path for path in before if after[path] != before[path]]
+    assert len(cut) < len(before) == len(after)
+    assert [row["burst"]["background"] for row in rows_of(tmp_path / "out")] == [9] * 9
+
+
+def test_one_bad_file_shifts_nothing(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    crop(photos, tmp_path / "good", model)
+    whole = (photos / "A1_000.jpg").read_bytes()
+    for number, content in enumerate((b"", whole[: len(whole) // 2], b"<html></html>")):
+        (photos / f"A1_00{number}5.jpg").write_bytes(content)
+    summary = crop(photos, tmp_path / "out", model)
+    assert summary.reasons == {"empty": 1, "truncated": 1, "not-an-image": 1}
+    assert [row for row in rows_of(tmp_path / "out") if row["status"] == "ok"] == rows_of(tmp_path / "good")
+
+
+@pytest.mark.parametrize("name", ["looks.jsonl", "journal.jsonl"])
+@pytest.mark.parametrize("left", [0, 700, -1])
+def test_a_line_that_was_cut_off_is_done_again(
+    photos: Path, tmp_path: Path, model: Loaded, name: str, left: int
+) -> None:
+    crop(photos, tmp_path / "whole", model)
+    shutil.copytree(tmp_path / "whole", tmp_path / "out")
+    file = tmp_path / "out" / ".run" / name
+    file.write_bytes(file.read_bytes()[:left])
+    crop(photos, tmp_path / "out", model)
+    assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", ["deleted", "changed"])
+def test_deleted_or_changed_after_the_look(
+    photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    real = runner.judged
+
+    def meanwhile(*given: Any) -> Any:
+        if how == "deleted":
+            (photos / "A1_003.jpg").unlink()
+        else:
+            scene().save(photos / "A1_003.jpg")
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "judged", meanwhile)
+        assert crop(photos, tmp_path / "out", model).reasons == {"gone" if how == "deleted" else "changed": 1}
+    crop(photos, tmp_path / "out", model)
+    crop(photos, tmp_path / "fresh", model)
+    for name in ("results.jsonl", "results.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+
+
+def test_processes_and_batches_change_nothing(tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = two_cameras(tmp_path / "photos")
+    crop(photos, tmp_path / "alone", model)
+    crop(photos, tmp_path / "workers", model, workers=2)
+    assert everything_in(tmp_path / "workers") == everything_in(tmp_path / "alone")
+
+
+def test_overwrite_forgets_the_looks(photos: Path, tmp_path: Path, model: Loaded, looked_at: list[int]) -> None:
+    crop(photos, tmp_path / "out", model)
+    with pytest.raises(PatchlightError, match="burst=true, not false"):
+        crop(photos, tmp_path / "out", model, burst=False)
+    looked_at.clear()
+    crop(photos, tmp_path / "out", model, overwrite=True)
+    assert len(looked_at) == 8
+
+
+def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        write_frames(tmp_path / "photos", [None] * 4, serial=f"C{number}", seed=number)
+    held = most = 0
+    real, judge = looks_module.LookBook.look, runner.judged
+
+    def taken(*given: Any) -> Any:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        return real(*given)
+
+    def given_back(looks: Any, *rest: Any) -> Any:
+        nonlocal held
+        found = judge(looks, *rest)
+        held -= len(looks)
+        return found
+
+    monkeypatch.setattr(looks_module.LookBook, "look", taken)
+    monkeypatch.setattr(runner, "judged", given_back)
+    crop(tmp_path / "photos", tmp_path / "out", model, boxes_only=True)
+    assert 4 <= most <= 12
