@@ -2,16 +2,18 @@
 
     python benchmarks/crop.py                    # 24 photos of 12 to 24 MP, boxes only and with full-size crops
     python benchmarks/crop.py --photos 8 --rounds 1
-    python benchmarks/crop.py --memory           # peak memory of all processes, at 100 and at 1000 small photos
+    python benchmarks/crop.py --memory           # peak memory of each process, at 100 and at 5,000 small photos
 
 The script: timm's S/16, a hook on the last block's attention, Pillow, a heat map as large as the photo, its box, a crop
 saved as JPEG; photo after photo. Ours: a model of the same size (S/16 at 224 px, random weights), read by a heat of its
-own. Photos are made once from ../shared/data/demo, scaled up, with grain so that they weigh what a camera's do. Rounds
+own. Photos are made once from those in demo/, scaled up, with grain so that they weigh what a camera's do. Rounds
 are interleaved, so that a machine that slows down slows all alike; the median of the rounds' ratios counts. Rates are
-without start-up (the model's loading, processes), which is given beside them.
+without start-up (the model's loading, processes), which is given beside them. Seconds of all cores together, start-up
+included, hardly depend on what else the machine does, so their ratio is given, too.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -19,7 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +35,7 @@ from patchlight.batch.runner import CropSettings, crop_photos
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
 from patchlight.weights.save import save
 
-DEMO = Path(__file__).parents[2] / "shared" / "data" / "demo"
+DEMO = Path(__file__).parents[1] / "demo"
 
 
 def make_photos(folder: Path, count: int) -> None:
@@ -51,27 +56,32 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def make_small_photos(folder: Path, count: int) -> None:
+    """Links to one photo, ten seconds apart by their names."""
     folder.mkdir(parents=True, exist_ok=True)
+    first = folder / "0000.jpg"
     with Image.open(DEMO / "rocket.jpg") as source:
-        source.convert("RGB").resize((640, 480)).save(folder / "0000.jpg", quality=90)
-    for number in range(1, count):
-        os.link(folder / "0000.jpg", folder / f"{number:04}.jpg")
+        source.convert("RGB").resize((640, 480)).save(first, quality=90)
+    for number in range(count):
+        hours, minutes, seconds = number // 360, number // 6 % 60, 10 * (number % 6)
+        os.link(first, folder / f"20240514_{hours:02}{minutes:02}{seconds:02}.jpg")
+    first.unlink()
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, variant: str = "S/16", **changes: Any) -> None:
     torch.manual_seed(0)
-    vit = pl.ViT(pl.variant("S/16", image_size=224, num_classes=0)).eval()
+    vit = pl.ViT(pl.variant(variant, image_size=224, num_classes=0, **changes)).eval()
     subject = SubjectHeat(scale=1.0, bias=0.0, calibration=Calibration(bias=2.0))
     save(vit, folder, preprocess=PreprocessConfig(image_size=(224, 224), crop_pct=0.875), subject=subject)
 
 
-def run_ours(photos: Path, out: Path, model: Path, boxes_only: bool, workers: int) -> None:
+def run_ours(photos: Path, out: Path, model: Path, how: str, workers: int) -> None:
     begun = time.perf_counter()
-    settings = CropSettings(boxes_only=boxes_only)
+    boxes_only = how == "boxes only"
+    settings = CropSettings(boxes_only=boxes_only, burst=how == "burst")
     summary = crop_photos([photos], out, settings, model=model, device="cpu", workers=workers)
     whole = time.perf_counter() - begun
     assert summary.failed == 0
-    assert boxes_only or summary.crops == summary.photos
+    assert boxes_only or settings.burst or summary.crops == summary.photos
     print(json.dumps({"rate": summary.rate, "start-up": whole - summary.seconds}))
 
 
@@ -104,36 +114,58 @@ def run_script(photos: Path, out: Path) -> None:
     print(json.dumps({"rate": len(paths) / (time.perf_counter() - started), "start-up": started - begun}))
 
 
-def in_a_process(*arguments: str | Path) -> tuple[dict[str, float], int]:
-    """What a run of this file printed, and the peak of its processes' memory together, in bytes."""
+@dataclass
+class Usage:
+    """Of a program and of the processes that it starts."""
+
+    first: int = 0
+    """Peak resident memory of the program itself, in bytes, and"""
+    others: int = 0
+    """that of the largest of its processes."""
+    together: int = 0
+    """The peak of all of them, what they share counted once."""
+    cpu: float = 0.0
+    """Seconds of all cores."""
+
+
+def in_a_process(*arguments: str | Path) -> tuple[dict[str, float], Usage]:
+    """What a run of this file printed, and what it used."""
     process = subprocess.Popen(
         [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, start_new_session=True
     )
-    peak = 0
+    usage, seconds = Usage(), dict[int, float]()
     while process.poll() is None:
-        peak = max(peak, memory_of(process.pid))
+        together = 0
+        for pid, resident, shared_out, cpu in processes_of(process.pid):
+            seconds[pid] = cpu
+            together += shared_out
+            if pid == process.pid:
+                usage.first = max(usage.first, resident)
+            else:
+                usage.others = max(usage.others, resident)
+        usage.together = max(usage.together, together)
+        usage.cpu = sum(seconds.values())
         time.sleep(0.1)
     assert process.stdout is not None
     said = process.stdout.read()
     process.stdout.close()
     if process.returncode:
         raise SystemExit(f"{arguments[0]} failed")
-    return json.loads(said), peak
+    return json.loads(said), usage
 
 
-def memory_of(session: int) -> int:
-    """Bytes of all processes of a session, what they share counted once (proportional set size)."""
-    total = 0
+def processes_of(session: int) -> Iterator[tuple[int, int, int, float]]:
+    """(number, resident bytes, those with what is shared parted among the sharers, seconds of a core) of each."""
     for each in Path("/proc").iterdir():
         if not each.name.isdigit():
             continue
-        try:
-            if int((each / "stat").read_text().rpartition(")")[2].split()[3]) == session:
-                lines = (each / "smaps_rollup").read_text().splitlines()
-                total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-        except (OSError, StopIteration):
-            continue
-    return total
+        with contextlib.suppress(OSError, LookupError):
+            fields = (each / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                lines = (line.split() for line in (each / "smaps_rollup").read_text().splitlines()[1:])
+                sizes = {line[0]: 1024 * int(line[1]) for line in lines}
+                cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                yield int(each.name), sizes["Rss:"], sizes["Pss:"], cpu
 
 
 def compare(count: int, rounds: int, workers: int, folder: Path) -> None:
@@ -143,6 +175,7 @@ def compare(count: int, rounds: int, workers: int, folder: Path) -> None:
     print(f"{count} photos, {weight:.1f} MB each; {os.cpu_count()} cores, {workers} workers")
     names = ("script", "boxes only", "full-size crops")
     rates: dict[str, list[float]] = {name: [] for name in names}
+    costs: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         make_model(model)
@@ -151,35 +184,46 @@ def compare(count: int, rounds: int, workers: int, folder: Path) -> None:
                 out = Path(scratch) / f"{name} {round_number}"
                 how = ["script", photos, out]
                 if name != "script":
-                    how = ["ours", photos, out, model, str(int(name == "boxes only")), str(workers)]
-                said, peak = in_a_process(*how)
+                    how = ["ours", photos, out, model, name, str(workers)]
+                said, usage = in_a_process(*how)
                 rates[name].append(said["rate"])
+                costs[name].append(usage.cpu / count)
                 print(
                     f"{name:16} {said['rate']:6.2f} photos/s   start-up {said['start-up']:4.1f} s   "
-                    f"memory {peak / 1e6:5.0f} MB",
+                    f"cores {1000 * usage.cpu / count:4.0f} ms a photo   memory {usage.together / 1e6:5.0f} MB",
                     flush=True,
                 )
     for name in names[1:]:
         ratios = [ours / theirs for ours, theirs in zip(rates[name], rates["script"], strict=True)]
         each = ", ".join(f"{ratio:.1f}" for ratio in ratios)
-        print(f"{name:16} {statistics.median(ratios):.1f} times the script's rate (rounds: {each})")
+        cheaper = statistics.median(costs["script"]) / statistics.median(costs[name])
+        print(
+            f"{name:16} {statistics.median(ratios):.1f} times the script's rate (rounds: {each}), with "
+            f"{cheaper:.1f} times fewer seconds of the cores"
+        )
 
 
 def compare_memory(workers: int) -> None:
+    """With a small model, since neither the model nor the photos' size makes a folder's."""
+    print(f"{workers} workers; MB of the program itself, of its largest process, and of all together")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        make_model(model)
-        for count in (100, 1000):
-            photos = Path(scratch) / f"photos-{count}"
-            make_small_photos(photos, count)
-            said, peak = in_a_process("ours", photos, Path(scratch) / f"out-{count}", model, "0", str(workers))
-            print(f"{count:5} photos   {peak / 1e6:5.0f} MB   {said['rate']:.1f} photos/s", flush=True)
+        make_model(model, width=64, depth=2, num_heads=2)
+        for how in ("boxes only", "crops", "burst"):
+            for count in (100, 5000):
+                photos = Path(scratch) / f"photos-{count}"
+                if not photos.exists():
+                    make_small_photos(photos, count)
+                out = Path(scratch) / f"out-{how}-{count}"
+                said, usage = in_a_process("ours", photos, out, model, how, str(workers))
+                sizes = "".join(f"{size / 1e6:7.0f}" for size in (usage.first, usage.others, usage.together))
+                print(f"{how:12} {count:5} photos {sizes}   {said['rate']:.1f} photos/s", flush=True)
 
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "ours":
         photos, out, model = map(Path, sys.argv[2:5])
-        run_ours(photos, out, model, bool(int(sys.argv[5])), int(sys.argv[6]))
+        run_ours(photos, out, model, sys.argv[5], int(sys.argv[6]))
         return
     if len(sys.argv) > 1 and sys.argv[1] == "script":
         run_script(Path(sys.argv[2]), Path(sys.argv[3]))

@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchlight.batch.rows import read_rows
+from patchlight.batch.rows import Row, read_rows
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.decode import Decoded, ImageError, decode
@@ -81,14 +81,15 @@ def write_report(
     equal page, byte for byte.
     """
     folder = Path(folder)
-    rows = list(read_rows(folder / "results.jsonl"))
+    results = folder / "results.jsonl"
     root = Path.cwd() if root is None else root
     try:
-        shown = _make_thumbnails(folder, rows, root, workers)
-        page = _page(rows, shown, title, _way_to(root, folder))
+        shown = _make_thumbnails(folder, read_rows(results), root, workers)
         path = folder / "report.html"
-        with replacing(path) as temporary:
-            temporary.write_bytes(page)
+        # Row by row: a folder of any size needs no more memory than another.
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            for part in _page(read_rows(results), shown, title, _way_to(root, folder)):
+                file.write(part.encode())
     except OSError as error:
         raise PatchlightError(f"{folder}: the report cannot be written ({error.strerror or error})") from None
     return path
@@ -97,11 +98,12 @@ def write_report(
 # Thumbnails
 
 
-def _make_thumbnails(folder: Path, rows: Sequence[dict[str, Any]], root: Path, workers: int | None) -> list[bool]:
+def _make_thumbnails(folder: Path, rows: Iterable[Row], root: Path, workers: int | None) -> list[bool]:
     """Which rows have a thumbnail, once those that were missing are made."""
-    shown = [False] * len(rows)
+    shown: list[bool] = []
     missing: list[tuple[int, str, str, str]] = []
     for number, row in enumerate(rows):
+        shown.append(False)
         if row["status"] != "ok":
             continue
         target = thumbnail_path(folder, number)
@@ -167,13 +169,8 @@ def _make_one(job: tuple[int, str, str, str]) -> bool:
 # The page
 
 
-def _page(rows: Sequence[dict[str, Any]], shown: Sequence[bool], title: str, base: str) -> bytes:
-    side = _FINE_HEAT if len(rows) <= _LARGE else _COARSE_HEAT
-    data = {
-        "base": base,
-        "separator": os.sep,
-        "rows": [_packed(row, has_thumb, side) for row, has_thumb in zip(rows, shown, strict=True)],
-    }
+def _page(rows: Iterable[Row], shown: Sequence[bool], title: str, base: str) -> Iterator[str]:
+    """The page in pieces, for rows of which `shown` says whether they have a thumbnail."""
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     style, script = (_inside(template, tag) for tag in ("style", "script"))
     parts = {
@@ -188,9 +185,22 @@ def _page(rows: Sequence[dict[str, Any]], shown: Sequence[bool], title: str, bas
             ]
         ),
         "title": html.escape(title.encode(errors="replace").decode()),
-        "data": _as_data(data),
     }
-    return _PLACE.sub(lambda found: parts[found[1]], template).encode()
+    for place, piece in enumerate(_PLACE.split(template)):  # text and names of places by turns
+        if place % 2 == 0:
+            yield piece
+        elif piece == "data":
+            yield from _data(rows, shown, base)
+        else:
+            yield parts[piece]
+
+
+def _data(rows: Iterable[Row], shown: Sequence[bool], base: str) -> Iterator[str]:
+    side = _FINE_HEAT if len(shown) <= _LARGE else _COARSE_HEAT
+    yield f'{{"base":{_as_data(base)},"separator":{_as_data(os.sep)},"rows":['
+    for number, (row, has_thumb) in enumerate(zip(rows, shown, strict=True)):
+        yield ("," if number else "") + _as_data(_packed(row, has_thumb, side))
+    yield "]}"
 
 
 def _packed(row: dict[str, Any], has_thumb: bool, side: int) -> list[Any]:
