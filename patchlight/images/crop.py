@@ -1,4 +1,5 @@
-"""Cut subjects out of the full-size original, and keep what is the photographer's: EXIF, colour profile, quality.
+"""Cut subjects out of the full-size original, and keep what is the photographer's: EXIF, colour profile, quality, and
+of JPEGs XMP and IPTC.
 
 A JPEG is taken apart only as far as its colour planes and put together with its own quantisation tables and
 subsampling, so that pixels which were not scaled change as little as they can; with jpegtran they do not change at all.
@@ -12,7 +13,7 @@ import os
 import re
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -52,6 +53,9 @@ _TIFF_DIRECTORIES = (34665, 34853)
 
 _MARKER_ROOM = 65_533
 """Bytes that a segment of a JPEG holds."""
+
+_IPTC = 0x0404
+"""The number of its block among Photoshop's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +182,31 @@ def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cu
     crops = []
     for region in regions:
         part = _upright_part(image, region, size, orientation, scale, how.longest)
-        crops.append(Crop(_encoded(part, "JPEG", exif, profile, settings), "JPEG", region))
+        kept = settings | {"extra": _xmp_and_iptc(image.info, (part.height, part.width))}
+        crops.append(Crop(_encoded(part, "JPEG", exif, profile, kept), "JPEG", region))
     return crops
+
+
+def _xmp_and_iptc(info: Mapping[Any, Any], size: Size) -> bytes:
+    """What a JPEG says in these ways, as segments of its own, for an upright crop of this (height, width).
+
+    Of Photoshop's blocks IPTC alone: among the others is a thumbnail of the whole photo.
+    """
+    bodies = []
+    if isinstance(xmp := info.get("xmp"), bytes):
+        height, width = size
+        numbers = {"tiff:Orientation": 1, "tiff:ImageWidth": width, "tiff:ImageLength": height}
+        numbers |= {"exif:PixelXDimension": width, "exif:PixelYDimension": height}
+        for name, number in numbers.items():
+            xmp = re.sub(rb"(%s(?:\s*=\s*[\"']|>))\d+" % name.encode(), rb"\g<1>%d" % number, xmp)
+        bodies.append((0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp))
+    blocks = info.get("photoshop")
+    if isinstance(blocks, dict) and isinstance(iptc := blocks.get(_IPTC), bytes):
+        head = b"Photoshop 3.0\0" + b"8BIM" + struct.pack(">HHI", _IPTC, 0, len(iptc))
+        bodies.append((0xED, head + iptc + b"\0" * (len(iptc) % 2)))
+    return b"".join(
+        struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body for marker, body in bodies if len(body) <= _MARKER_ROOM
+    )
 
 
 def _is_coded_in_rgb(image: JpegImagePlugin.JpegImageFile) -> bool:

@@ -213,3 +213,20 @@ def test_a_disk_that_is_full(tmp_path: Path, photos: Path, model: Path) -> None:
         assert got == wanted
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
+    write_frames(tmp_path / "traps")
+    model = save_bright(tmp_path / "model")
+    command = ["crop", "traps", "--out", "found", "--burst", "--boxes-only", "--format", "megadetector"]
+    done = subprocess.run(
+        [sys.executable, "-m", "patchlight", *command, "--model", model, "--device", "cpu"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5 none" in done.stdout
+    assert "8 bursts, 5 of them empty; 5 empty frames" in done.stdout
+    images = json.loads((tmp_path / "found" / "megadetector.json").read_text())["images"]
+    assert [image["file"] for image in images if image["detections"]] == ["A1_001.jpg", "A1_003.jpg", "A1_006.jpg"]

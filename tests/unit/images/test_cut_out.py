@@ -216,6 +216,31 @@ def test_a_corrupt_exif_is_left_out(tmp_path: Path) -> None:
     assert "exif" not in open_crop(crop.content).info
 
 
+def test_xmp_and_iptc_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    xmp = (
+        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description dc:rights="J. Doe" tiff:Orientation="6">'
+        b"<exif:PixelXDimension>96</exif:PixelXDimension></rdf:Description></x:xmpmeta>"
+    )
+    iptc = b"\x1c\x02\x74\x00\x05J.Doe"  # the copyright notice
+    blocks = b"".join(
+        b"8BIM" + struct.pack(">HHI", number, 0, len(body)) + body + b"\0" * (len(body) % 2)
+        for number, body in ((0x0404, iptc), (0x040C, b"a thumbnail of the whole photo"))
+    )
+    photoshop = b"Photoshop 3.0\0" + blocks
+    extra = b"\xff\xed" + struct.pack(">H", len(photoshop) + 2) + photoshop
+    picture().save(path, exif=with_exif(6, (64, 96)), xmp=xmp, extra=extra)
+    for crop in cut_out(path, [Box(0, 0, 20, 30), Box(10, 10, 60, 50)], Cut()):
+        made = open_crop(crop.content)
+        assert made.info["xmp"] == xmp.replace(b'"6"', b'"1"').replace(b">96<", b">%d<" % made.width)
+        assert made.info["photoshop"] == {0x0404: iptc}
+        assert made.getexif()[ExifTags.Base.Orientation] == 1
+    huge = xmp + b" " * 65_000
+    picture().save(path, xmp=huge)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 30)], Cut())
+    assert open_crop(crop.content).info["xmp"] == huge.replace(b'"6"', b'"1"').replace(b">96<", b">20<")
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_stay(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "a.jpg"
