@@ -18,7 +18,7 @@ DEVIATIONS = 1.64
 other photos keep it as a rule."""
 
 CALLED_EMPTY = 0.02
-"""The share of photos with a subject that may be called empty."""
+"""The share of right boxes that may be called empty."""
 
 PULL = 1.0
 """Towards weights of 0, as the inverse variance of measures that are scaled to a deviation of 1."""
@@ -40,8 +40,9 @@ def fit(measures: Sequence[Measures], right: Sequence[bool], shows_one: Sequence
     numbers = {name: round(float(weight), 3) for name, weight in zip(NAMES, weights_M, strict=True)}
     plain = Calibration(bias=round(bias, 3), **numbers)
     confidence_N = np.array([confidence_of(each, plain) for each in measures])
-    sure = least_sure(confidence_N[shows_N], right_N[shows_N])
-    nothing = float(np.quantile(confidence_N[shows_N], CALLED_EMPTY))
+    # The promise holds among photos with a subject, and among all of these: an answer where there is none is wrong.
+    sure = max(least_sure(confidence_N[shows_N], right_N[shows_N]), least_sure(confidence_N, right_N))
+    nothing = float(np.quantile(confidence_N[right_N], CALLED_EMPTY))
     return Calibration(bias=plain.bias, **numbers, sure=sure, nothing=min(round(nothing, 3), sure))
 
 
