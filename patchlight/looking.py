@@ -18,7 +18,7 @@ from patchlight.explain.attention import Layers, heat_on_photo, patch_pixels, re
 from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
 from patchlight.images.decode import Decoded, decode
-from patchlight.models.vit import Heads
+from patchlight.models.attention import Heads
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 

@@ -21,9 +21,10 @@ from patchlight.errors import PatchlightError
 from patchlight.explain import class_rows
 from patchlight.explain.artifacts import artifact_patches, suppress
 from patchlight.geometry import View
+from patchlight.models.attention import Heads
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
-from patchlight.models.vit import Heads, ViT
+from patchlight.models.vit import ViT
 
 Layers = int | Sequence[int] | Literal["all"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchlight.models.vit import Heads
+from patchlight.models.attention import Heads
 
 
 def fits(heads: Heads, query: slice | Tensor) -> bool:

@@ -13,8 +13,9 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.explain.artifacts import artifact_patches
 from patchlight.explain.attention import image_for, patch_pixels, plain_vit, resolve_queries
+from patchlight.models.attention import Heads
 from patchlight.models.positions import TokenGeometry, grid_coordinates, lay_tokens, relative_index, rope_2d
-from patchlight.models.vit import Block, Heads
+from patchlight.models.vit import Block
 
 WEIGHTS_AT_ONCE = 2**24
 """Attention weights computed at a time (64 MB): bounds the memory, changes nothing."""

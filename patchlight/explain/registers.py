@@ -19,8 +19,10 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.artifacts import artifact_patches, outlier_tokens
 from patchlight.explain.attention import image_for, plain_vit
 from patchlight.explain.probes import token_norms
+from patchlight.models.attention import Heads
+from patchlight.models.mlp import MLP, SwiGLU
 from patchlight.models.positions import TokenGeometry
-from patchlight.models.vit import MLP, Block, Heads, SwiGLU, ViT
+from patchlight.models.vit import Block, ViT
 
 Neuron = tuple[int, int]
 """A hidden unit of an MLP: (block, index)."""

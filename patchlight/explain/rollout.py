@@ -14,8 +14,9 @@ from torch import Tensor
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import image_for, plain_vit
+from patchlight.models.attention import Heads
 from patchlight.models.positions import TokenGeometry
-from patchlight.models.vit import Heads, ViT
+from patchlight.models.vit import ViT
 
 Fusion = Literal["mean", "max", "min"]
 Classes = int | str | Sequence[int] | Sequence[str] | Tensor

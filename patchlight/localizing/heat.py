@@ -23,9 +23,10 @@ from torch import Tensor
 from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.explain.rollout import rollout
+from patchlight.models.attention import Heads
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
-from patchlight.models.vit import Block, Heads, ViT
+from patchlight.models.vit import Block, ViT
 from patchlight.weights.load import Loaded
 
 Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut"]

@@ -1,7 +1,8 @@
-"""The Vision Transformer, whole, in one file that reads like the paper (Dosovitskiy et al. 2020, arXiv:2010.11929).
+"""The Vision Transformer, in one file that reads like the paper (Dosovitskiy et al. 2020, arXiv:2010.11929).
 
 An image is cut into patches, each patch becomes a token, a class token is put in front, positions are added; blocks
-of attention and MLP read and rewrite the tokens; the class token, or the mean of the patches, is classified.
+of attention and MLP read and rewrite the tokens; the class token, or the mean of the patches, is classified. The two
+halves of a block are next door: `attention.py` and `mlp.py`.
 
 Shapes are in the names: B batch, C colour, H W pixels, h w patch grid, P = h * w patches, N tokens (prefix + P),
 D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
@@ -10,15 +11,16 @@ D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.models.attention import Attention, Heads
+from patchlight.models.mlp import MLP, SwiGLU
 from patchlight.models.pooling import pool
 from patchlight.models.positions import (
     LearnedPositions,
@@ -28,123 +30,13 @@ from patchlight.models.positions import (
     TokenGeometry,
     lay_tokens,
     relative_index,
-    rotate,
 )
 from patchlight.models.stems import PatchEmbed, fit_to_patches
 
 Pooling = Literal["cls", "mean", "cls_mean"]
 
-
-class Heads(NamedTuple):
-    """What the heads of one attention layer worked with: the very tensors of its forward pass."""
-
-    q_BANE: Tensor
-    k_BANE: Tensor
-    v_BANE: Tensor
-    mask: Tensor | None
-    """What was added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N)."""
-    out_BANE: Tensor
-
-    def rows(self, queries: Sequence[int] | slice | Tensor | None = None) -> Tensor:
-        """The softmax rows of the asked-for queries, which the fused kernel used and forgot: attn_BAQN, in float32."""
-        queries = slice(None) if queries is None else queries
-        with torch.autocast(self.q_BANE.device.type, enabled=False):
-            scores_BAQN = _products(self.q_BANE[:, :, queries], self.k_BANE) * self.q_BANE.shape[-1] ** -0.5
-            if self.mask is not None and self.mask.dtype == torch.bool:
-                scores_BAQN = scores_BAQN.masked_fill(~self.mask, -torch.inf)
-            elif self.mask is not None:
-                scores_BAQN = scores_BAQN + self.mask[:, :, queries]
-            return scores_BAQN.softmax(-1)
-
-
-def _products(q_BAQE: Tensor, k_BANE: Tensor) -> Tensor:
-    """q . k in float32, whatever the model's dtype."""
-    if q_BAQE.shape[2] == 1 and torch.compiler.is_compiling():
-        # The compiler makes this one pass over the keys, where a product of matrices would copy them first.
-        return (q_BAQE.float() * k_BANE.float()).sum(-1)[:, :, None]
-    return q_BAQE.float() @ k_BANE.float().transpose(2, 3)
-
-
 Visit = Callable[[int, Heads, Tensor], None]
 """Is told a block's index, what its heads did, and the tokens x_BND after it."""
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention on fused kernels; `heads` shows what it did."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
-        self.q_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.relative_bias = RelativeBias(config) if config.position == "relative_bias" else None
-        self.out = nn.Linear(config.width, config.width)
-
-    def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
-        """The tokens' answers, x_BND; what the heads did is added to the list, where one is given."""
-        q_BANE, k_BANE, v_BANE = self.project(x_BND, geometry)
-        mask = self.mask(geometry, q_BANE.dtype)
-        out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
-        if heads is not None:
-            heads.append(Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE))
-        return self.out(out_BANE.transpose(1, 2).flatten(2))
-
-    def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
-        """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""
-        qkv_BN3AE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
-        q_BANE, k_BANE, v_BANE = qkv_BN3AE.transpose(1, 3).unbind(2)
-        q_BANE, k_BANE = self.q_norm(q_BANE), self.k_norm(k_BANE)
-        if geometry.rope is not None:
-            q_BANE, k_BANE = rotate(q_BANE, geometry.rope), rotate(k_BANE, geometry.rope)
-        return q_BANE, k_BANE, v_BANE
-
-    def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N), or None."""
-        if self.relative_bias is None:
-            return geometry.mask_B11N()
-        return self.relative_bias(geometry).to(dtype)
-
-
-class MLP(nn.Module):
-    """Two layers with a GELU between: exact, by tanh, or CLIP's sigmoid form."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.activation = ACTIVATIONS[config.mlp]
-        self.up = nn.Linear(config.width, config.mlp_width)
-        self.down = nn.Linear(config.mlp_width, config.width)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x_BND)))
-
-
-class SwiGLU(nn.Module):
-    """The gated MLP: one half of the hidden layer, through SiLU, scales the other."""
-
-    def __init__(self, config: ViTConfig) -> None:
-        super().__init__()
-        self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_width)
-        self.down = nn.Linear(config.mlp_width, config.width)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        gate_BNF, up_BNF = self.gate_and_up(x_BND).chunk(2, -1)
-        return self.down(F.silu(gate_BNF) * up_BNF)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-}
 
 
 class Residual(nn.Module):

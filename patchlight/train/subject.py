@@ -26,7 +26,8 @@ from patchlight.explain.probes import largest_region
 from patchlight.images.augment import cut_parts, normalise, vary_colours
 from patchlight.images.decode import ImageError
 from patchlight.images.draws import Draws
-from patchlight.models.vit import Heads, ViT
+from patchlight.models.attention import Heads
+from patchlight.models.vit import ViT
 from patchlight.train.data import Batch, Dataset, in_workers
 from patchlight.train.learner import Learner, as_squares
 

@@ -15,8 +15,9 @@ from patchlight.explain import attention as module
 from patchlight.explain.attention import attention, heat_on_photo
 from patchlight.explain.class_rows import class_rows, fits
 from patchlight.geometry import View
+from patchlight.models.attention import Heads
 from patchlight.models.positions import rope_2d
-from patchlight.models.vit import Heads, ViT
+from patchlight.models.vit import ViT
 
 
 def eager(model: ViT, image: Tensor, sizes: Any = None) -> tuple[Tensor, Tensor]:
