@@ -70,6 +70,8 @@ class ViTConfig(JsonConfig):
     # An image size that the patch does not divide: refuse it; pad it (right and below, with zeros) so that every
     # pixel is seen; or resize it to the nearest multiple.
     uneven_size: Literal["error", "pad", "resize"] = "error"
+    # A ResNet in front of the patches (a hybrid): blocks a stage, () for its first convolution and pooling alone.
+    resnet: tuple[int, ...] | None = None
 
     # The encoder.
     width: int = 768
@@ -81,6 +83,10 @@ class ViTConfig(JsonConfig):
     patch_bias: bool = True
     qk_norm: bool = False  # normalise each head's queries and keys
     embed_norm: bool = False  # normalise the tokens before the first block (CLIP)
+    block_norm: Literal["before", "after"] = "before"  # normalise what a branch takes in, or what it adds (Swin V2)
+    inner_norm: Literal["none", "mlp", "both"] = (
+        "none"  # normalise before the last matrix of MLP and attention (EVA-02)
+    )
     norm_eps: float = 1e-6
     layer_scale: float | None = None  # first value of the learned scale on each residual branch; None: no scale
     drop_path: float = 0.0  # stochastic depth: the rate in the last block, growing linearly from 0 in the first
@@ -91,34 +97,55 @@ class ViTConfig(JsonConfig):
     num_registers: int = 0
 
     # Where the patches lie.
-    position: Literal["learned", "sincos2d", "rope2d", "relative_bias", "none"] = "learned"
+    # A learned table; sines and cosines; rotations by row and column, or by learned mixtures of both; a bias for each
+    # offset between patches, learned one by one or as an MLP over the logarithms of the offsets.
+    position: Literal["learned", "sincos2d", "rope2d", "rope_mixed", "relative_bias", "relative_mlp", "none"] = (
+        "learned"
+    )
+    also_learned: bool = False  # a learned table besides the rotations
     prefix_positions: Literal["all", "class", "none"] = "all"  # which prefix tokens own a row of the learned table
     # A learned table is resampled to other image sizes bicubically: widened when shrinking, with Keys' a = -1/2 (timm,
-    # DINOv2 with registers), or as it is, with a = -3/4 (other models of transformers).
-    position_resampling: Literal["antialiased", "plain"] = "antialiased"
+    # DINOv2 with registers), or as it is, with a = -3/4 (other models of transformers); or linearly (BEiT there).
+    position_resampling: Literal["antialiased", "plain", "linear"] = "antialiased"
     rope_base: float = 100.0
     # RoPE counts patches from the corner, or measures from -1 to 1 across the image (DINOv3).
     rope_coordinates: Literal["index", "centred"] = "index"
+    rope_grid: Size | None = None  # count as if every image had this many patches (EVA-02); None: as many as it has
+    relative_hidden: int = 128  # width of the hidden layer of position="relative_mlp"
 
     # What comes out.
-    pooling: Literal["cls", "mean", "cls_mean"] = "cls"  # "cls_mean": both, one after the other (DINOv2's classifiers)
+    # The class token; the mean of the patches; both, one after the other (DINOv2's classifiers); or one more attention,
+    # by a learned query (SigLIP).
+    pooling: Literal["cls", "mean", "cls_mean", "attention"] = "cls"
     final_norm: Literal["tokens", "pooled"] = "tokens"  # normalise every token, or only what pooling leaves
     head_hidden: int = 0  # width of the head's tanh layer (the original's pre-training head); 0: a linear head
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size"):
+        for name in ("image_size", "patch_size", "rope_grid"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value, value) if type(value) is int else _as_tuple(value))
+        object.__setattr__(self, "resnet", _as_tuple(self.resnet))
         check_types(self)
         self._check_numbers()
         self._check_contradictions()
 
     def _check_numbers(self) -> None:
-        for name in ("in_channels", "width", "depth", "num_heads", "mlp_width", "norm_eps", "rope_base"):
+        positive = (
+            "in_channels",
+            "width",
+            "depth",
+            "num_heads",
+            "mlp_width",
+            "norm_eps",
+            "rope_base",
+            "relative_hidden",
+        )
+        for name in positive:
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
-        for name in ("image_size", "patch_size"):
-            require(min(getattr(self, name)) > 0, f"{name}={getattr(self, name)} must be more than 0")
+        for name in ("image_size", "patch_size", "rope_grid", "resnet"):
+            value = getattr(self, name)
+            require(not value or min(value) > 0, f"{name}={value} must be more than 0")
         for name in ("num_registers", "head_hidden", "num_classes"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
         require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
@@ -127,12 +154,18 @@ class ViTConfig(JsonConfig):
             raise PatchlightError(
                 f"width={self.width} is not divisible by num_heads={self.num_heads}; num_heads={fewer} would do"
             )
+        stride = self.resnet_stride
+        require(
+            len(self.resnet or ()) <= 4 and all(side % stride == 0 for side in self.patch_size),
+            f"resnet={self.resnet} leaves one pixel of {stride}x{stride}, and at most 4 stages; "
+            f"patch_size={self.patch_size} must be a multiple of that",
+        )
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
         require(
-            self.class_token or self.pooling == "mean",
-            f"pooling={self.pooling!r} needs class_token=True; without a class token use pooling='mean'",
+            self.class_token or self.pooling in ("mean", "attention"),
+            f"pooling={self.pooling!r} needs class_token=True; without a class token use 'mean' or 'attention'",
         )
         require(
             self.pooling != "cls_mean" or self.final_norm == "tokens",
@@ -155,21 +188,44 @@ class ViTConfig(JsonConfig):
             f"position='sincos2d' needs a width divisible by 4 (sine and cosine of two coordinates), not {self.width}",
         )
         require(
-            self.position != "rope2d" or self.head_width % 4 == 0,
-            f"position='rope2d' needs heads of a width divisible by 4, not {self.width}/{self.num_heads} = "
+            not self.turns or self.head_width % 4 == 0,
+            f"position={self.position!r} needs heads of a width divisible by 4, not {self.width}/{self.num_heads} = "
             f"{self.head_width}; change num_heads",
         )
-        for name, scheme in (
-            ("prefix_positions", "learned"),
-            ("rope_base", "rope2d"),
-            ("rope_coordinates", "rope2d"),
+        require(
+            self.rope_grid is None or self.rope_coordinates == "index",
+            f"rope_grid={self.rope_grid} counts patches, so it goes with rope_coordinates='index'",
+        )
+        for name, schemes in (
+            ("prefix_positions", ("learned",)),
+            ("also_learned", ("rope2d", "rope_mixed")),
+            ("rope_base", ("rope2d", "rope_mixed")),
+            ("rope_coordinates", ("rope2d",)),
+            ("rope_grid", ("rope2d",)),
+            ("relative_hidden", ("relative_mlp",)),
         ):
             value, default = getattr(self, name), _default(type(self), name)
+            has_a_table = name == "prefix_positions" and self.has_position_table
             require(
-                value == default or self.position == scheme,
+                value == default or self.position in schemes or has_a_table,
                 f"{name}={value!r} means nothing with position={self.position!r}; leave it out, "
-                f"or use position={scheme!r}",
+                f"or use position={schemes[0]!r}",
             )
+
+    @property
+    def turns(self) -> bool:
+        """Whether positions are told by turning queries and keys."""
+        return self.position in ("rope2d", "rope_mixed")
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether a learned table is added to the patches."""
+        return self.position == "learned" or self.also_learned
+
+    @property
+    def resnet_stride(self) -> int:
+        """Pixels, along each side, that one pixel of the ResNet in front stands for; 1 without one."""
+        return 1 if self.resnet is None else 4 * 2 ** max(0, len(self.resnet) - 1)
 
     @property
     def head_width(self) -> int:
@@ -444,6 +500,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in arguments
     if origin is types.UnionType:
         return any(_fits(value, argument) for argument in arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return type(value) is tuple and all(_fits(each, arguments[0]) for each in value)
     if origin is tuple:
         return type(value) is tuple and len(value) == len(arguments) and all(map(_fits, value, arguments))
     if hint is float:
@@ -456,6 +514,8 @@ def _spell(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join(map(_spell, typing.get_args(hint)))
+    if typing.get_args(hint)[-1:] == (Ellipsis,):
+        return "several numbers"
     if typing.get_origin(hint) is tuple:
         spelt = {Size: "a whole number, or two of them (height, width)", Colour: "three numbers (red, green, blue)"}
         return spelt.get(hint, f"{len(typing.get_args(hint))} numbers")

@@ -205,7 +205,7 @@ def _words(loaded: Loaded, scene: _Scene) -> dict[str, str]:
         "answer": scene.answers[0][1] if scene.answers else "",
         "outliers": outliers if count else "None stands out here.",
         "positions": _by(_compared(scene.grid)),
-        "likeness": "the bias" if config.position == "relative_bias" else "the likeness",
+        "likeness": "the bias" if config.position in ("relative_bias", "relative_mlp") else "the likeness",
     }
 
 
@@ -296,7 +296,7 @@ def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Pi
     yield picture("attention-distance", plot.draw_attention_distance(distance_LA, even=even_distance))
     if loaded.config.position != "none":
         similarity_hwhw = probes.position_similarity(model, _compared(scene.grid))
-        label = "bias" if loaded.config.position == "relative_bias" else "cosine similarity"
+        label = "bias" if loaded.config.position in ("relative_bias", "relative_mlp") else "cosine similarity"
         yield picture("position-similarity", plot.draw_position_similarity(similarity_hwhw, label=label))
 
     left, right = axes = plot.panels(2, aspect, columns=2)

@@ -14,7 +14,7 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.artifacts import artifact_patches
 from patchlight.explain.attention import image_for, patch_pixels, plain_vit, resolve_queries
 from patchlight.models.attention import Heads
-from patchlight.models.positions import TokenGeometry, grid_coordinates, lay_tokens, relative_index, rope_2d
+from patchlight.models.positions import TokenGeometry, grid_coordinates, lay_tokens, relative_index
 from patchlight.models.vit import Block
 
 WEIGHTS_AT_ONCE = 2**24
@@ -62,9 +62,9 @@ def position_similarity(model: Any, grid: Size | None = None) -> Tensor:
 
     For position="learned" and "sincos2d" the cosine of the two rows that are added to the patches (the figure of the
     ViT paper), for "rope2d" the mean cosine of the angles between the two patches' rotations: what is left of q . k,
-    relative to its length, where a query equals the key. For "relative_bias" it is no cosine but the bias that the
-    first block adds to the score of the first patch asking the second, averaged over heads. `grid` is the (h, w) to
-    ask for, the config's own if None.
+    relative to its length, where a query equals the key; for "rope_mixed" the same in the first block, averaged over
+    heads. For "relative_bias" and "relative_mlp" it is no cosine but the bias that the first block adds to the score of
+    the first patch asking the second, averaged over heads. `grid` is the (h, w) to ask for, the config's own if None.
     """
     vit = plain_vit(model)
     grid = vit.config.grid if grid is None else _checked_grid(grid)
@@ -75,13 +75,16 @@ def position_similarity(model: Any, grid: Size | None = None) -> Tensor:
             assert vit.positions is not None
             rows_PD = F.normalize(vit.positions(geometry)[0].float(), dim=1)
             similarity_PP = rows_PD @ rows_PD.T
-        case "rope2d":
-            assert vit.rope is not None
-            angles_PE = rope_2d(grid, *vit.rope.settings, device=device)
+        case "rope2d" | "rope_mixed":
+            first = vit.blocks[0]
+            assert isinstance(first, Block)
+            rope = vit.rope if vit.rope is not None else first.attn.rope
+            assert rope is not None
             # cos(a - b) = cos a cos b + sin a sin b
-            turned_PE = torch.cat([angles_PE.cos(), angles_PE.sin()], 1)
-            similarity_PP = turned_PE @ turned_PE.T / angles_PE.shape[1]
-        case "relative_bias":
+            turned_ANE = torch.cat(rope(geometry), 3)[0].float()
+            similarity_NN = (turned_ANE @ turned_ANE.mT).mean(0) / (turned_ANE.shape[2] / 2)
+            similarity_PP = similarity_NN[num_prefix:, num_prefix:]
+        case "relative_bias" | "relative_mlp":
             similarity_PP = _first_bias(vit.blocks[0], geometry)[num_prefix:, num_prefix:]
         case "none":
             raise PatchlightError("this model has position='none', so there are no positions to compare")

@@ -54,6 +54,8 @@ def add_registers(
     `add_registers(original, None, count, neurons=those)`.
     """
     vit = plain_vit(model)
+    if vit.config.block_norm != "before" or vit.config.inner_norm != "none":
+        raise PatchlightError("registers are added to models that normalise before each branch and not inside it")
     if not isinstance(count, int) or count < 1:
         raise PatchlightError(f"count={count!r} must be 1 or more registers")
     if register_neurons(vit):
@@ -168,7 +170,7 @@ def _moving(vit: ViT, neurons: Sequence[Neuron], count: int) -> ViT:
     state = {name: value.clone() for name, value in vit.state_dict().items()}
     zeros_TD = vit.norm.weight.new_zeros(count, old.width)
     state["registers"] = torch.cat([state["registers"], zeros_TD]) if old.num_registers else zeros_TD
-    if old.position == "learned" and config.num_prefix_positions > old.num_prefix_positions:
+    if old.has_position_table and config.num_prefix_positions > old.num_prefix_positions:
         first_TD, patches_PD = state["positions.table"].tensor_split([old.num_prefix_positions])
         state["positions.table"] = torch.cat([first_TD, zeros_TD.to(first_TD.dtype), patches_PD])
     if old.position == "relative_bias" and not old.num_prefix:
@@ -187,7 +189,7 @@ def _moving(vit: ViT, neurons: Sequence[Neuron], count: int) -> ViT:
     for name, parameter in new.named_parameters():
         parameter.requires_grad_(name not in frozen)
     new.checkpoint_blocks = vit.checkpoint_blocks
-    return new.train(vit.training)
+    return new.to(zeros_TD.device).train(vit.training)
 
 
 def _moving_enough(vit: ViT, image_BCHW: Tensor, count: int) -> ViT:

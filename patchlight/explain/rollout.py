@@ -46,8 +46,8 @@ def rollout(
     vit = plain_vit(model)
     layers: list[Heads] = []
     with torch.no_grad():
-        _, geometry = vit.encode(image_for(vit, image_BCHW), sizes, lambda _, heads, x: layers.append(heads))
-        relevance_BN = answering_tokens(vit, geometry, len(image_BCHW))
+        x_BND, geometry = vit.encode(image_for(vit, image_BCHW), sizes, lambda _, heads, x: layers.append(heads))
+        relevance_BN = answering_tokens(vit, geometry, x_BND)
         while layers:
             heads, passed_BN = layers.pop(), torch.zeros_like(relevance_BN)
             kept = _kept(heads, fusion, discard, geometry) if discard else None
@@ -88,7 +88,7 @@ def attribution(
         score = logits_BK.gather(1, chosen_B[:, None]).sum()
         gradients = torch.autograd.grad(score, [heads.out_BANE for heads in layers])
     with torch.no_grad():
-        relevance_BN = answering_tokens(vit, geometry, len(image_BCHW))
+        relevance_BN = answering_tokens(vit, geometry, x_BND)
         for heads, gradient_BANE in zip(reversed(layers), reversed(gradients), strict=True):
             passed_BN = relevance_BN.clone()
             for queries, rows_BQN in _fused_rows(heads, "mean", gradient_BANE):
@@ -97,10 +97,11 @@ def attribution(
         return relevance_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid)
 
 
-def answering_tokens(vit: ViT, geometry: TokenGeometry, batch: int) -> Tensor:
-    """How much each token counts in the pooled answer, from which relevance is followed back: (B, N)."""
-    num_tokens = geometry.num_prefix + geometry.grid[0] * geometry.grid[1]
-    class_BN, patches_BN = torch.zeros(2, batch, num_tokens, device=geometry.device)
+def answering_tokens(vit: ViT, geometry: TokenGeometry, x_BND: Tensor) -> Tensor:
+    """How much each encoded token counts in the pooled answer, from which relevance is followed back: (B, N)."""
+    if vit.attention_pool is not None:
+        return vit.attention_pool.rows(x_BND, geometry).mean(1)
+    class_BN, patches_BN = torch.zeros(2, *x_BND.shape[:2], device=geometry.device)
     if vit.config.class_token:
         read = 2 if vit.distill_head is not None else 1  # two heads answer together, each from its own token
         class_BN[:, :read] = 1 / read
@@ -108,7 +109,7 @@ def answering_tokens(vit: ViT, geometry: TokenGeometry, batch: int) -> Tensor:
     if geometry.valid_BN is not None:
         patches_BN *= geometry.valid_BN
     patches_BN /= patches_BN.sum(1, keepdim=True)
-    return {"cls": class_BN, "mean": patches_BN, "cls_mean": (class_BN + patches_BN) / 2}[vit.config.pooling]
+    return {"cls": class_BN, "mean": patches_BN}.get(vit.config.pooling, (class_BN + patches_BN) / 2)
 
 
 def _fused_rows(heads: Heads, fusion: Fusion, gradient_BANE: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.config import ViTConfig
-from patchlight.models.positions import RelativeBias, TokenGeometry, rotate
+from patchlight.models.positions import MixedRotaryPositions, RelativeBias, RelativeMLP, TokenGeometry, rotate
 
 
 class Heads(NamedTuple):
@@ -53,7 +53,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.q_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(config.head_width, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.relative_bias = RelativeBias(config) if config.position == "relative_bias" else None
+        relative = {"relative_bias": RelativeBias, "relative_mlp": RelativeMLP}.get(config.position)
+        self.relative_bias = None if relative is None else relative(config)
+        self.rope = MixedRotaryPositions(config) if config.position == "rope_mixed" else None
+        self.norm = nn.LayerNorm(config.width, config.norm_eps) if config.inner_norm == "both" else nn.Identity()
         self.out = nn.Linear(config.width, config.width)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
@@ -63,15 +66,16 @@ class Attention(nn.Module):
         out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
         if heads is not None:
             heads.append(Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE))
-        return self.out(out_BANE.transpose(1, 2).flatten(2))
+        return self.out(self.norm(out_BANE.transpose(1, 2).flatten(2)))
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
         """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""
         qkv_BN3AE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
         q_BANE, k_BANE, v_BANE = qkv_BN3AE.transpose(1, 3).unbind(2)
         q_BANE, k_BANE = self.q_norm(q_BANE), self.k_norm(k_BANE)
-        if geometry.rope is not None:
-            q_BANE, k_BANE = rotate(q_BANE, geometry.rope), rotate(k_BANE, geometry.rope)
+        rope = geometry.rope if self.rope is None else self.rope(geometry)
+        if rope is not None:
+            q_BANE, k_BANE = rotate(q_BANE, rope), rotate(k_BANE, rope)
         return q_BANE, k_BANE, v_BANE
 
     def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:

@@ -19,10 +19,11 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[config.mlp]
         self.up = nn.Linear(config.width, config.mlp_width)
+        self.norm = _inner_norm(config)
         self.down = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x_BND)))
+        return self.down(self.norm(self.activation(self.up(x_BND))))
 
 
 class SwiGLU(nn.Module):
@@ -31,11 +32,21 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_width)
+        self.norm = _inner_norm(config)
         self.down = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         gate_BNF, up_BNF = self.gate_and_up(x_BND).chunk(2, -1)
-        return self.down(F.silu(gate_BNF) * up_BNF)
+        return self.down(self.norm(F.silu(gate_BNF) * up_BNF))
+
+
+def make_mlp(config: ViTConfig) -> MLP | SwiGLU:
+    """The MLP that the config asks for."""
+    return SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+
+
+def _inner_norm(config: ViTConfig) -> nn.Module:
+    return nn.Identity() if config.inner_norm == "none" else nn.LayerNorm(config.mlp_width, config.norm_eps)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

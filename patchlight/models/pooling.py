@@ -1,9 +1,12 @@
 """From tokens to one vector an image."""
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.models.mlp import make_mlp
 from patchlight.models.positions import TokenGeometry
 
 
@@ -15,9 +18,42 @@ def pool(x_BND: Tensor, how: str, geometry: TokenGeometry) -> Tensor:
     if how == "cls_mean":
         return torch.cat([pool(x_BND, "cls", geometry), pool(x_BND, "mean", geometry)], 1)
     if how != "mean":
-        raise PatchlightError(f"unknown pooling {how!r}; use 'cls', 'mean' or 'cls_mean'")
+        raise PatchlightError(f"unknown pooling {how!r}; use 'cls', 'mean', 'cls_mean' or 'attention'")
     patches_BPD = x_BND[:, geometry.num_prefix :]
     if geometry.valid_BN is None:
         return patches_BPD.mean(1)
     valid_BP1 = geometry.valid_BN[:, geometry.num_prefix :, None]
     return patches_BPD.where(valid_BP1, 0).sum(1) / valid_BP1.sum(1)
+
+
+class AttentionPool(nn.Module):
+    """One more attention, in which a learned query asks all tokens, and an MLP (Lee et al. 2019, arXiv:1810.00825)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.query = nn.Parameter(torch.zeros(1, config.width))
+        self.q = nn.Linear(config.width, config.width)
+        self.kv = nn.Linear(config.width, 2 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.mlp = make_mlp(config)
+
+    def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        """features_BD"""
+        q_BA1E, k_BANE, v_BANE = self._project(x_BND)
+        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=geometry.mask_B11N())
+        features_BD = self.out(asked_BA1E.flatten(1))
+        return features_BD + self.mlp(self.norm(features_BD))
+
+    def rows(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
+        """How much each token counts for each head of the query: attn_BAN, in float32."""
+        q_BA1E, k_BANE, _ = self._project(x_BND)
+        scores_BAN = (q_BA1E.float() * k_BANE.float()).sum(-1) * q_BA1E.shape[-1] ** -0.5
+        mask_B11N = geometry.mask_B11N()
+        return (scores_BAN if mask_B11N is None else scores_BAN.masked_fill(~mask_B11N[:, 0], -torch.inf)).softmax(-1)
+
+    def _project(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_A1E = self.q(self.query).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+        k_BANE, v_BANE = self.kv(x_BND).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return q_A1E.expand(len(x_BND), -1, -1, -1).to(k_BANE.dtype), k_BANE, v_BANE

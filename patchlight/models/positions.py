@@ -1,5 +1,7 @@
 """Where a patch lies, told to the model in four ways: a learned table, sines and cosines, rotations, a bias.
 
+Rotations and biases come in two forms each, fixed or learned frequencies, and a table or an MLP of offsets.
+
 Every scheme is a pure function of the patch grid (h, w), and so works for any image size. `GridMemory` keeps what was
 computed for a grid; `TokenGeometry` is what attention and pooling have to know about a batch beside its tokens.
 
@@ -35,7 +37,7 @@ class TokenGeometry:
     valid_BN: Tensor | None = None
     """False where a token holds no pixel of its image; None if every token holds some."""
     rope: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines (1 or B, 1, N, E) that turn queries and keys."""
+    """Cosines and sines (1 or B, 1, N, E / 2) that turn queries and keys."""
     offsets_NN: Tensor | None = None
     """For each pair of tokens the row of a relative table that holds its bias."""
 
@@ -70,11 +72,21 @@ def sincos_2d(grid: Size, width: int, base: float = 10000.0, device: torch.devic
 
 
 def rope_2d(
-    grid: Size, head_width: int, base: float = 100.0, coordinates: str = "index", device: torch.device | None = None
+    grid: Size,
+    head_width: int,
+    base: float = 100.0,
+    coordinates: str = "index",
+    counted: Size | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Angles (P, E / 2) by which each pair of a query's or key's numbers is turned: by row, then by column."""
+    """Angles (P, E / 2) by which each pair of a query's or key's numbers is turned: by row, then by column.
+
+    `counted` is a grid whose patches are counted in place of the image's own.
+    """
     rows_P, columns_P = grid_coordinates(grid, device)
-    if coordinates == "centred":
+    if counted is not None:
+        rows_P, columns_P = rows_P / grid[0] * counted[0], columns_P / grid[1] * counted[1]
+    elif coordinates == "centred":
         # From the first patch's centre to the last's, so that an image twice as large keeps the same angles.
         rows_P, columns_P = (
             2 * math.pi * (2 * (along + 0.5) / count - 1)
@@ -88,7 +100,16 @@ def rotate(x_BANE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as cosines and sines."""
     cos, sin = (table.to(x_BANE.dtype) for table in rope)
     first, second = x_BANE.chunk(2, -1)
-    return x_BANE * cos + torch.cat([-second, first], -1) * sin
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def log_offsets(grid: Size, device: torch.device | None = None) -> Tensor:
+    """The offsets (down, across) between patches in the order of a relative table, spaced by logarithms: (T, 2)."""
+    height, width = grid
+    down = torch.arange(1 - height, height, device=device, dtype=torch.float32).repeat_interleave(2 * width - 1)
+    across = torch.arange(1 - width, width, device=device, dtype=torch.float32).repeat(2 * height - 1)
+    offsets_T2 = torch.stack([down, across], 1)
+    return offsets_T2.sign() * offsets_T2.abs().log1p()
 
 
 def relative_index(grid: Size, num_prefix: int, device: torch.device | None = None) -> Tensor:
@@ -109,7 +130,7 @@ def relative_index(grid: Size, num_prefix: int, device: torch.device | None = No
 
 
 def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -> Tensor:
-    """A table made for one grid, for another, bicubically.
+    """A table made for one grid, for another, bicubically or, if `how` says so, linearly.
 
     The same numbers as `F.interpolate`, written as two matrix products: those also export, run on every device, have
     deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU. They are
@@ -118,7 +139,7 @@ def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -
     if tuple(old) == tuple(new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
         return table_PD
     exact = torch.float32 if table_PD.device.type == "mps" else torch.float64
-    weights = cubic_weights if how == "antialiased" else plain_cubic_weights
+    weights = {"antialiased": cubic_weights, "plain": plain_cubic_weights, "linear": linear_weights}[how]
     down, across = (weights(a, b, table_PD.device, exact) for a, b in zip(old, new, strict=True))
     width = table_PD.shape[1]
     columns_ywD = (down @ table_PD.to(exact).reshape(old[0], old[1] * width)).reshape(new[0], old[1], width)
@@ -144,6 +165,13 @@ def plain_cubic_weights(
     first = F.pad(before.sum(1, keepdim=True), (0, old - 1))
     last = F.pad(after.sum(1, keepdim=True), (old - 1, 0))
     return inside + first + last
+
+
+def linear_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The two nearest samples each, by distance; beyond the border its own sample counts."""
+    centres = ((torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)).clamp(0.5, old - 0.5)
+    samples = torch.arange(old, device=device, dtype=dtype) + 0.5
+    return (1 - (samples[None, :] - centres[:, None]).abs()).clamp(min=0)
 
 
 def keys_kernel(distance: Tensor, a: float) -> Tensor:
@@ -279,32 +307,93 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.settings = (config.head_width, config.rope_base, config.rope_coordinates)
+        self.settings = (config.head_width, config.rope_base, config.rope_coordinates, config.rope_grid)
+        self.grid, self.num_prefix = config.grid, config.num_prefix
         self.memory = GridMemory()
+        self.table_NE = self._own_table(None)
+        """The config's own grid, made once: a compiled model reads it, where it would compute it for every image."""
+
+    def _own_table(self, device: torch.device | None) -> Tensor:
+        return _with_unturned_prefix(self._cos_and_sin(self.grid, device), self.num_prefix)
+
+    def _cos_and_sin(self, grid: Size, device: torch.device | None) -> Tensor:
+        angles_PX = rope_2d(grid, *self.settings, device=device)
+        return torch.cat([angles_PX.cos(), angles_PX.sin()], 1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryPositions":
+        # Made anew where the model goes, in float32 whatever the model becomes: a rounded table could not be undone.
+        self.table_NE = self._own_table(fn(torch.empty(0)).device)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
-        """(1 or B, 1, N, E) each; prefix tokens lie nowhere and are not turned."""
+        """(1 or B, 1, N, E / 2) each; prefix tokens lie nowhere and are not turned."""
+        if (
+            geometry.every_image_fills_the_grid
+            and geometry.grid == self.grid
+            and geometry.device == self.table_NE.device
+        ):
+            table_BNE = self.table_NE[None]
+        else:
 
-        def rows_for(grid: Size) -> Tensor:
-            def cos_and_sin() -> Tensor:
-                angles_PE = rope_2d(grid, *self.settings, device=geometry.device).repeat(1, 2)
-                return torch.cat([angles_PE.cos(), angles_PE.sin()], 1)
+            def rows_for(grid: Size) -> Tensor:
+                compute = functools.partial(self._cos_and_sin, grid, geometry.device)
+                return self.memory.recall(grid, geometry.device, compute)
 
-            return self.memory.recall(grid, geometry.device, cos_and_sin)
-
-        cos_BPE, sin_BPE = lay_out(rows_for, geometry).chunk(2, -1)
-        unturned = (0, 0, geometry.num_prefix, 0)
-        return F.pad(cos_BPE, unturned, value=1.0)[:, None], F.pad(sin_BPE, unturned)[:, None]
+            table_BNE = _with_unturned_prefix(lay_out(rows_for, geometry), geometry.num_prefix)
+        cos_B1NX, sin_B1NX = table_BNE[:, None].chunk(2, -1)
+        return cos_B1NX, sin_B1NX
 
 
-class RelativeBias(nn.Module):
-    """A learned number for each head and each offset between two patches, added to the attention scores."""
+class MixedRotaryPositions(nn.Module):
+    """One block's rotations, by learned mixtures of row and column, each head its own (Heo et al. 2024,
+    arXiv:2403.13298)."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.offsets, self.how = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1), config.position_resampling
-        self.table = nn.Parameter(torch.zeros(math.prod(self.offsets) + 3 * (config.num_prefix > 0), config.num_heads))
+        self.base = config.rope_base
+        self.frequencies = nn.Parameter(torch.zeros(2, config.num_heads, config.head_width // 2))
         self.memory = GridMemory()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """The frequencies of `rope_2d` on two axes at a right angle, which each head turns at random."""
+        _, heads, half = self.frequencies.shape
+        steps = torch.arange(half // 2, device=self.frequencies.device, dtype=torch.float32) / (half // 2)
+        turn_A1 = 2 * math.pi * torch.rand(heads, 1, device=self.frequencies.device)
+        axes_AX = torch.cat([turn_A1.expand(-1, half // 2), turn_A1.expand(-1, half // 2) + math.pi / 2], 1)
+        sizes_X = (self.base**-steps).repeat(2)
+        self.frequencies.copy_(torch.stack([sizes_X * axes_AX.sin(), sizes_X * axes_AX.cos()]))
+
+    def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
+        """(1 or B, A, N, E / 2) each."""
+        heads, half = self.frequencies.shape[1:]
+
+        def rows_for(grid: Size) -> Tensor:
+            def cos_and_sin() -> Tensor:
+                (rows_P, columns_P), (down_AX, across_AX) = grid_coordinates(grid, geometry.device), self.frequencies
+                angles_PAX = rows_P[:, None, None] * down_AX.float() + columns_P[:, None, None] * across_AX.float()
+                return torch.cat([angles_PAX.cos().flatten(1), angles_PAX.sin().flatten(1)], 1)
+
+            return self.memory.recall(grid, geometry.device, cos_and_sin, self.frequencies, training=self.training)
+
+        table_BNX = _with_unturned_prefix(lay_out(rows_for, geometry), geometry.num_prefix)
+        cos_BANX, sin_BANX = table_BNX.unflatten(2, (2, heads, half)).permute(2, 0, 3, 1, 4)
+        return cos_BANX, sin_BANX
+
+
+def _with_unturned_prefix(cos_and_sin: Tensor, num_prefix: int) -> Tensor:
+    """Cosines of one and sines of zero in front: (..., P, X) to (..., N, X)."""
+    cos, sin = cos_and_sin.chunk(2, -1)
+    unturned = (0, 0, num_prefix, 0)
+    return torch.cat([F.pad(cos, unturned, value=1.0), F.pad(sin, unturned)], -1)
+
+
+class RelativePositions(nn.Module):
+    """A number for each head and each offset between two patches, added to the attention scores."""
+
+    def rows_for(self, grid: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The numbers of every offset on a grid (T, A), and of the prefix tokens (3, A), or (0, A) without them."""
+        raise NotImplementedError
 
     def forward(self, geometry: TokenGeometry) -> Tensor:
         """bias (1 or B, A, N, N), with -inf at tokens that hold no pixel."""
@@ -316,10 +405,39 @@ class RelativeBias(nn.Module):
 
     def _table_for(self, grid: Size, geometry: TokenGeometry) -> Tensor:
         """The table for one image's grid, its offsets spread to those of the grid that the batch is laid out on."""
+        own_TA, prefix_TA = self.rows_for(grid, geometry.device)
+        above, beside = geometry.grid[0] - grid[0], geometry.grid[1] - grid[1]
+        offsets = (2 * grid[0] - 1, 2 * grid[1] - 1)
+        spread = F.pad(own_TA.unflatten(0, offsets), (0, 0, beside, beside, above, above))
+        return torch.cat([spread.flatten(0, 1), prefix_TA])
+
+
+class RelativeBias(RelativePositions):
+    """Each offset's numbers learned by themselves (BEiT); resampled to other grids."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.offsets, self.how = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1), config.position_resampling
+        self.table = nn.Parameter(torch.zeros(math.prod(self.offsets) + 3 * (config.num_prefix > 0), config.num_heads))
+        self.memory = GridMemory()
+
+    def rows_for(self, grid: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         learned_TA, prefix_TA = self.table.tensor_split([math.prod(self.offsets)])
         offsets = (2 * grid[0] - 1, 2 * grid[1] - 1)
         resampled = functools.partial(resample, learned_TA, self.offsets, offsets, self.how)
-        own_TA = self.memory.recall(grid, geometry.device, resampled, self.table, training=self.training)
-        above, beside = geometry.grid[0] - grid[0], geometry.grid[1] - grid[1]
-        spread = F.pad(own_TA.unflatten(0, offsets), (0, 0, beside, beside, above, above))
-        return torch.cat([spread.flatten(0, 1), prefix_TA])
+        return self.memory.recall(grid, device, resampled, self.table, training=self.training), prefix_TA
+
+
+class RelativeMLP(RelativePositions):
+    """The numbers as an MLP of the offsets' logarithms, which knows every grid; none for prefix tokens."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.has_prefix = config.num_prefix > 0
+        self.hidden = nn.Linear(2, config.relative_hidden)
+        self.out = nn.Linear(config.relative_hidden, config.num_heads)
+
+    def rows_for(self, grid: Size, device: torch.device) -> tuple[Tensor, Tensor]:
+        offsets_T2 = log_offsets(grid, device).to(self.hidden.weight.dtype)
+        rows_TA = self.out(self.hidden(offsets_T2).relu())
+        return rows_TA, rows_TA.new_zeros(3 * self.has_prefix, rows_TA.shape[1])

@@ -15,19 +15,42 @@ from torch import Tensor, nn
 
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.models.resnet import ResNet
 
 
 class PatchEmbed(nn.Module):
-    """Patches to tokens by a convolution with stride = kernel = patch: image_BCHW -> tokens_BPD."""
+    """Patches to tokens by a convolution with stride = kernel = patch: image_BCHW -> tokens_BPD.
+
+    In a hybrid the patches are cut from what a ResNet makes of the image, and are as much smaller.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(
-            config.in_channels, config.width, config.patch_size, stride=config.patch_size, bias=config.patch_bias
-        )
+        self.patch_size = config.patch_size
+        self.resnet = None if config.resnet is None else ResNet(config.in_channels, config.resnet)
+        channels = config.in_channels if self.resnet is None else self.resnet.channels
+        down, across = (side // config.resnet_stride for side in config.patch_size)
+        self.proj = nn.Conv2d(channels, config.width, (down, across), stride=(down, across), bias=config.patch_bias)
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
+    def forward(self, image_BCHW: Tensor, grids: Sequence[Size] = ()) -> Tensor:
+        """`grids`: as in `fit_to_patches`."""
+        if self.resnet is not None:
+            image_BCHW = self._through_resnet(image_BCHW, grids)
         return self.proj(image_BCHW).flatten(2).transpose(1, 2)
+
+    def _through_resnet(self, image_BCHW: Tensor, grids: Sequence[Size]) -> Tensor:
+        """Images of different sizes one by one, since norms and borders would mix them with their padding."""
+        assert self.resnet is not None
+        (height, width), (down, across) = image_BCHW.shape[2:], self.patch_size
+        if len(grids) != len(image_BCHW) or all((h * down, w * across) == (height, width) for h, w in grids):
+            return self.resnet(image_BCHW)
+        maps = [
+            self.resnet(image[None, :, : h * down, : w * across])
+            for image, (h, w) in zip(image_BCHW, grids, strict=True)
+        ]
+        rows, columns = height // self.resnet.stride, width // self.resnet.stride
+        padded = [F.pad(each, (0, columns - each.shape[3], 0, rows - each.shape[2])) for each in maps]
+        return torch.cat(padded)
 
 
 def patchify(image_BCHW: Tensor, patch_size: Size) -> Tensor:

@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Attention, Heads
-from patchlight.models.mlp import MLP, SwiGLU
-from patchlight.models.pooling import pool
+from patchlight.models.mlp import make_mlp
+from patchlight.models.pooling import AttentionPool, pool
 from patchlight.models.positions import (
     LearnedPositions,
+    MixedRotaryPositions,
     RelativeBias,
     RotaryPositions,
     SincosPositions,
@@ -33,7 +34,7 @@ from patchlight.models.positions import (
 )
 from patchlight.models.stems import PatchEmbed, fit_to_patches
 
-Pooling = Literal["cls", "mean", "cls_mean"]
+Pooling = Literal["cls", "mean", "cls_mean", "attention"]
 
 Visit = Callable[[int, Heads, Tensor], None]
 """Is told a block's index, what its heads did, and the tokens x_BND after it."""
@@ -63,18 +64,22 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each on the normed tokens and added to what came in."""
+    """Attention, then MLP, each on the normed tokens (or normed itself) and added to what came in."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
+        self.norms_after = config.block_norm == "after"
         self.norm1 = nn.LayerNorm(config.width, config.norm_eps)
         self.attn = Attention(config)
         self.residual1 = Residual(config, drop_path)
         self.norm2 = nn.LayerNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+        self.mlp = make_mlp(config)
         self.residual2 = Residual(config, drop_path)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
+        if self.norms_after:
+            x_BND = self.residual1(x_BND, self.norm1(self.attn(x_BND, geometry, heads)))
+            return self.residual2(x_BND, self.norm2(self.mlp(x_BND)))
         x_BND = self.residual1(x_BND, self.attn(self.norm1(x_BND), geometry, heads))
         return self.residual2(x_BND, self.mlp(self.norm2(x_BND)))
 
@@ -93,7 +98,7 @@ class Head(nn.Module):
 
 def make_positions(config: ViTConfig) -> LearnedPositions | SincosPositions | None:
     """The positions that are added to the patches; None where attention is told them instead, or nobody is."""
-    if config.position == "learned":
+    if config.has_position_table:
         return LearnedPositions(config)
     return SincosPositions(config) if config.position == "sincos2d" else None
 
@@ -129,6 +134,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
 
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.attention_pool = AttentionPool(config) if config.pooling == "attention" else None
         self.head = Head(config) if config.num_classes else None
         self.distill_head = Head(config) if config.num_classes and config.distill_token else None
         self.init_weights()
@@ -141,7 +147,7 @@ class ViT(nn.Module):
         if self.distill_head is not None:
             logits_BK, distilled_BK = self._read_both(x_BND)
             return (logits_BK + distilled_BK) / 2
-        features_BD = self._norm_pooled(pool(x_BND, self.config.pooling, geometry))
+        features_BD = self._norm_pooled(self._pool(x_BND, self.config.pooling, geometry))
         return features_BD if self.head is None else self.head(features_BD)
 
     def both_logits(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, Tensor]:
@@ -161,7 +167,14 @@ class ViT(nn.Module):
         if pooling in ("cls", "cls_mean") and not self.config.class_token:
             raise PatchlightError(f"pooling={pooling!r} needs a class token, and this model has none; use 'mean'")
         x_BND, geometry = self.encode(image_BCHW, sizes)
-        return self._norm_pooled(pool(x_BND, pooling or self.config.pooling, geometry))
+        return self._norm_pooled(self._pool(x_BND, pooling or self.config.pooling, geometry))
+
+    def _pool(self, x_BND: Tensor, pooling: Pooling, geometry: TokenGeometry) -> Tensor:
+        if pooling != "attention":
+            return pool(x_BND, pooling, geometry)
+        if self.attention_pool is None:
+            raise PatchlightError("pooling='attention' has weights, and this model has none; use 'cls' or 'mean'")
+        return self.attention_pool(x_BND, geometry)
 
     def tokens(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> Tensor:
         """The last block's tokens x_BND, prefix tokens first; normed, unless the config norms after pooling."""
@@ -203,11 +216,11 @@ class ViT(nn.Module):
         geometry = lay_tokens(grid, grids, self.config.num_prefix, image_BCHW.device)
         if self.rope is not None:
             geometry = dataclasses.replace(geometry, rope=self.rope(geometry))
-        elif self.config.position == "relative_bias":
+        elif self.config.position in ("relative_bias", "relative_mlp"):
             index_NN = relative_index(grid, self.config.num_prefix, image_BCHW.device)
             geometry = dataclasses.replace(geometry, offsets_NN=index_NN)
 
-        x_BND = self.patch_embed(image_BCHW)
+        x_BND = self.patch_embed(image_BCHW, grids)
         if self.positions is not None:
             # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
             x_BND = x_BND + self.positions(geometry).to(x_BND.dtype)
@@ -244,6 +257,8 @@ class ViT(nn.Module):
 
     def set_pooling(self, pooling: Pooling, head: Literal["keep", "drop"] | None = None) -> None:
         """Pool otherwise from now on. A head fits the pooling it was made for, so say whether to keep or drop it."""
+        if pooling == "attention" and self.attention_pool is None:
+            raise PatchlightError("pooling='attention' has weights of its own; make the model with it")
         config = dataclasses.replace(self.config, pooling=pooling)
         if self.head is None or head == "drop":
             self.config = dataclasses.replace(config, num_classes=0, head_hidden=0)
@@ -255,6 +270,8 @@ class ViT(nn.Module):
                 f"the head was made for pooling={self.config.pooling!r}; to use pooling={pooling!r} pass head='keep' "
                 "(same width only; fine-tune it, or expect other answers) or head='drop' (features only)"
             )
+        if pooling != "attention":
+            self.attention_pool = None
 
     def init_weights(self, *, zero_head: bool = False) -> None:
         """Draw fresh weights, as ViTs are usually started.
@@ -272,8 +289,12 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, LearnedPositions | RelativeBias):
                 _draw(module.table)
-            elif isinstance(module, nn.LayerNorm):
+            elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
                 module.reset_parameters()
+            elif isinstance(module, MixedRotaryPositions):
+                module.init_weights()
+            elif isinstance(module, AttentionPool):
+                _draw(module.query)
             elif isinstance(module, Residual) and module.scale is not None and module.initial_scale is not None:
                 nn.init.constant_(module.scale, module.initial_scale)
         for tokens in (self.class_token, self.distill_token, self.registers):

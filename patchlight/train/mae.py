@@ -255,9 +255,10 @@ def _check_encoder(config: ViTConfig) -> None:
     require(config.num_classes == 0, f"model.num_classes={config.num_classes}: MAE learns no classes; set it to 0")
     require(config.in_channels == 3, f"model.in_channels={config.in_channels}: MAE draws photos, which have 3")
     require(
-        config.position != "relative_bias",
-        "model.position='relative_bias' needs the patches in their places; use 'sincos2d', 'learned' or 'rope2d'",
+        config.position not in ("relative_bias", "relative_mlp", "rope_mixed"),
+        f"model.position={config.position!r} needs the patches in their places; use 'sincos2d', 'learned' or 'rope2d'",
     )
+    require(config.resnet is None, f"model.resnet={config.resnet} would see what MAE hides; leave it out")
     require(
         height % down == 0 and width % across == 0,
         f"MAE draws whole patches, and {down}x{across} do not divide {height}x{width}; change model.image_size",

@@ -15,7 +15,7 @@ from patchlight.train.learner import Learner
 
 # Matrices that are kept in one another's continuation, and how many they are: each of them is turned for itself.
 JOINED_MATRICES = {"attn.qkv.weight": 3, "mlp.gate_and_up.weight": 2}
-UNDECAYED = ("class_token", "distill_token", "registers", "table")
+UNDECAYED = ("class_token", "distill_token", "registers", "table", "frequencies", "query")
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 

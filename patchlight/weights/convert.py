@@ -1,9 +1,4 @@
-"""State dicts of other libraries in our names, and ours in theirs: one table of names an origin, as data.
-
-A row pairs their name with ours; `{}` is a block's number, and a row that ends in a dot stands for everything below it.
-The first row that matches a key renames it. Read from right to left, the same table writes their names.
-Names of ours that end in `attn.q`, `attn.k` and `attn.v` are the three parts of `attn.qkv`.
-"""
+"""State dicts of other libraries in our names, and ours in theirs, by the tables of `names.py`."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +11,22 @@ from torch import Tensor
 
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.weights.names import (
+    BEIT,
+    EVA,
+    HYBRID,
+    JAX,
+    OPEN_CLIP,
+    OURS,
+    TIMM,
+    TORCHVISION,
+    TRANSFORMERS,
+    TRANSFORMERS_CLIP,
+    TRANSFORMERS_SIGLIP,
+    Names,
+)
 
 State = dict[str, Tensor]
-Names = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,181 +45,8 @@ class Origin:
     """What a table of names cannot say, done before renaming."""
 
 
-OURS: Names = (
-    ("patch_embed.", "patch_embed."),
-    ("class_token", "class_token"),
-    ("distill_token", "distill_token"),
-    ("registers", "registers"),
-    ("positions.", "positions."),
-    ("embed_norm.", "embed_norm."),
-    ("blocks.", "blocks."),
-    ("norm.", "norm."),
-    ("head.", "head."),
-    ("distill_head.", "distill_head."),
-)
-
-TIMM: Names = (
-    ("cls_token", "class_token"),
-    ("dist_token", "distill_token"),
-    ("reg_token", "registers"),
-    ("register_tokens", "registers"),  # DINOv2
-    ("storage_tokens", "registers"),  # DINOv3
-    ("pos_embed", "positions.table"),
-    ("patch_embed.proj.", "patch_embed.proj."),
-    ("norm_pre.", "embed_norm."),
-    ("norm.", "norm."),
-    ("fc_norm.", "norm."),
-    ("pre_logits.fc.", "head.hidden."),
-    ("head.fc1.", "head.hidden."),
-    ("head.", "head.out."),
-    ("head_dist.", "distill_head.out."),
-    ("blocks.{}.attn.proj.", "blocks.{}.attn.out."),
-    ("blocks.{}.attn.qkv.", "blocks.{}.attn.qkv."),
-    ("blocks.{}.attn.q_norm.", "blocks.{}.attn.q_norm."),
-    ("blocks.{}.attn.k_norm.", "blocks.{}.attn.k_norm."),
-    ("blocks.{}.attn.rel_pos.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
-    ("blocks.{}.attn.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),  # BEiT
-    ("blocks.{}.ls1.gamma", "blocks.{}.residual1.scale"),
-    ("blocks.{}.ls2.gamma", "blocks.{}.residual2.scale"),
-    ("blocks.{}.gamma_1", "blocks.{}.residual1.scale"),
-    ("blocks.{}.gamma_2", "blocks.{}.residual2.scale"),
-    ("blocks.{}.norm1.", "blocks.{}.norm1."),
-    ("blocks.{}.norm2.", "blocks.{}.norm2."),
-    ("blocks.{}.mlp.fc1.", "blocks.{}.mlp.up."),
-    ("blocks.{}.mlp.fc2.", "blocks.{}.mlp.down."),
-    ("blocks.{}.mlp.w12.", "blocks.{}.mlp.gate_and_up."),  # DINOv2's gated MLP
-    ("blocks.{}.mlp.w1.", "blocks.{}.mlp.gate."),  # DINOv3's gated MLP
-    ("blocks.{}.mlp.w2.", "blocks.{}.mlp.up."),
-    ("blocks.{}.mlp.w3.", "blocks.{}.mlp.down."),
-    ("blocks.{}.mlp.fc1_g.", "blocks.{}.mlp.gate."),
-    ("blocks.{}.mlp.fc1_x.", "blocks.{}.mlp.up."),
-)
-
-TRANSFORMERS: Names = (
-    ("embeddings.cls_token", "class_token"),
-    ("embeddings.distillation_token", "distill_token"),
-    ("embeddings.register_tokens", "registers"),
-    ("embeddings.position_embeddings", "positions.table"),
-    ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
-    ("embeddings.patch_embeddings.", "patch_embed.proj."),  # DINOv3
-    ("layernorm.", "norm."),
-    ("norm.", "norm."),  # DINOv3
-    ("classifier.", "head.out."),
-    ("cls_classifier.", "head.out."),
-    ("distillation_classifier.", "distill_head.out."),
-    ("layers.{}.layernorm_before.", "blocks.{}.norm1."),
-    ("layers.{}.layernorm_after.", "blocks.{}.norm2."),
-    ("layers.{}.norm1.", "blocks.{}.norm1."),
-    ("layers.{}.norm2.", "blocks.{}.norm2."),
-    ("layers.{}.attention.q_proj.", "blocks.{}.attn.q."),
-    ("layers.{}.attention.k_proj.", "blocks.{}.attn.k."),
-    ("layers.{}.attention.v_proj.", "blocks.{}.attn.v."),
-    ("layers.{}.attention.o_proj.", "blocks.{}.attn.out."),
-    ("layers.{}.attention.attention.query.", "blocks.{}.attn.q."),  # before transformers 5
-    ("layers.{}.attention.attention.key.", "blocks.{}.attn.k."),
-    ("layers.{}.attention.attention.value.", "blocks.{}.attn.v."),
-    ("layers.{}.attention.output.dense.", "blocks.{}.attn.out."),
-    ("layers.{}.layer_scale1.lambda1", "blocks.{}.residual1.scale"),
-    ("layers.{}.layer_scale2.lambda1", "blocks.{}.residual2.scale"),
-    ("layers.{}.mlp.fc1.", "blocks.{}.mlp.up."),
-    ("layers.{}.mlp.fc2.", "blocks.{}.mlp.down."),
-    ("layers.{}.intermediate.dense.", "blocks.{}.mlp.up."),  # before transformers 5
-    ("layers.{}.output.dense.", "blocks.{}.mlp.down."),
-    ("layers.{}.mlp.weights_in.", "blocks.{}.mlp.gate_and_up."),
-    ("layers.{}.mlp.weights_out.", "blocks.{}.mlp.down."),
-    ("layers.{}.mlp.gate_proj.", "blocks.{}.mlp.gate."),
-    ("layers.{}.mlp.up_proj.", "blocks.{}.mlp.up."),
-    ("layers.{}.mlp.down_proj.", "blocks.{}.mlp.down."),
-)
-
-# The naming of transformers 4, which 5 reads as well; what we write.
-TRANSFORMERS_OLD: Names = tuple(
-    (theirs.replace("layers.{}.", "encoder.layer.{}."), ours)
-    for theirs, ours in TRANSFORMERS
-    if not re.search(r"_proj\.|\.mlp\.|\.norm\d|^norm|patch_embeddings\.$", theirs)
-)
-
-TRANSFORMERS_CLIP: Names = (
-    ("embeddings.class_embedding", "class_token"),
-    ("embeddings.position_embedding.weight", "positions.table"),
-    ("embeddings.patch_embedding.", "patch_embed.proj."),
-    ("pre_layrnorm.", "embed_norm."),
-    ("post_layernorm.", "norm."),
-    ("visual_projection.", "head.out."),
-    ("encoder.layers.{}.layer_norm1.", "blocks.{}.norm1."),
-    ("encoder.layers.{}.layer_norm2.", "blocks.{}.norm2."),
-    ("encoder.layers.{}.self_attn.q_proj.", "blocks.{}.attn.q."),
-    ("encoder.layers.{}.self_attn.k_proj.", "blocks.{}.attn.k."),
-    ("encoder.layers.{}.self_attn.v_proj.", "blocks.{}.attn.v."),
-    ("encoder.layers.{}.self_attn.out_proj.", "blocks.{}.attn.out."),
-    ("encoder.layers.{}.mlp.fc1.", "blocks.{}.mlp.up."),
-    ("encoder.layers.{}.mlp.fc2.", "blocks.{}.mlp.down."),
-)
-
-OPEN_CLIP: Names = (
-    ("class_embedding", "class_token"),
-    ("positional_embedding", "positions.table"),
-    ("conv1.", "patch_embed.proj."),
-    ("ln_pre.", "embed_norm."),
-    ("ln_post.", "norm."),
-    ("proj.", "head.out."),
-    ("transformer.resblocks.{}.ln_1.", "blocks.{}.norm1."),
-    ("transformer.resblocks.{}.ln_2.", "blocks.{}.norm2."),
-    ("transformer.resblocks.{}.ls_1.gamma", "blocks.{}.residual1.scale"),
-    ("transformer.resblocks.{}.ls_2.gamma", "blocks.{}.residual2.scale"),
-    ("transformer.resblocks.{}.attn.in_proj_weight", "blocks.{}.attn.qkv.weight"),
-    ("transformer.resblocks.{}.attn.in_proj_bias", "blocks.{}.attn.qkv.bias"),
-    ("transformer.resblocks.{}.attn.out_proj.", "blocks.{}.attn.out."),
-    ("transformer.resblocks.{}.mlp.c_fc.", "blocks.{}.mlp.up."),
-    ("transformer.resblocks.{}.mlp.c_proj.", "blocks.{}.mlp.down."),
-)
-
-TORCHVISION: Names = (
-    ("class_token", "class_token"),
-    ("conv_proj.", "patch_embed.proj."),
-    ("encoder.pos_embedding", "positions.table"),
-    ("encoder.ln.", "norm."),
-    ("heads.pre_logits.", "head.hidden."),
-    ("heads.head.", "head.out."),
-    ("encoder.layers.encoder_layer_{}.ln_1.", "blocks.{}.norm1."),
-    ("encoder.layers.encoder_layer_{}.ln_2.", "blocks.{}.norm2."),
-    ("encoder.layers.encoder_layer_{}.self_attention.in_proj_weight", "blocks.{}.attn.qkv.weight"),
-    ("encoder.layers.encoder_layer_{}.self_attention.in_proj_bias", "blocks.{}.attn.qkv.bias"),
-    ("encoder.layers.encoder_layer_{}.self_attention.out_proj.", "blocks.{}.attn.out."),
-    ("encoder.layers.encoder_layer_{}.mlp.0.", "blocks.{}.mlp.up."),
-    ("encoder.layers.encoder_layer_{}.mlp.3.", "blocks.{}.mlp.down."),
-    ("encoder.layers.encoder_layer_{}.mlp.linear_1.", "blocks.{}.mlp.up."),
-    ("encoder.layers.encoder_layer_{}.mlp.linear_2.", "blocks.{}.mlp.down."),
-)
-
-JAX: Names = (
-    ("cls", "class_token"),
-    ("embedding.", "patch_embed.proj."),
-    ("Transformer.posembed_input.pos_embedding", "positions.table"),
-    ("pos_embedding", "positions.table"),
-    ("Transformer.encoder_norm.", "norm."),
-    ("pre_logits.", "head.hidden."),
-    ("head.", "head.out."),
-    ("Transformer.encoderblock_{}.LayerNorm_0.", "blocks.{}.norm1."),
-    ("Transformer.encoderblock_{}.LayerNorm_1.", "blocks.{}.norm2."),
-    ("Transformer.encoderblock_{}.LayerNorm_2.", "blocks.{}.norm2."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_0.query.", "blocks.{}.attn.q."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_0.key.", "blocks.{}.attn.k."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_0.value.", "blocks.{}.attn.v."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_0.out.", "blocks.{}.attn.out."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_1.query.", "blocks.{}.attn.q."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_1.key.", "blocks.{}.attn.k."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_1.value.", "blocks.{}.attn.v."),
-    ("Transformer.encoderblock_{}.MultiHeadDotProductAttention_1.out.", "blocks.{}.attn.out."),
-    ("Transformer.encoderblock_{}.MlpBlock_0.Dense_0.", "blocks.{}.mlp.up."),
-    ("Transformer.encoderblock_{}.MlpBlock_0.Dense_1.", "blocks.{}.mlp.down."),
-    ("Transformer.encoderblock_{}.MlpBlock_3.Dense_0.", "blocks.{}.mlp.up."),
-    ("Transformer.encoderblock_{}.MlpBlock_3.Dense_1.", "blocks.{}.mlp.down."),
-)
-
-
 def _prepare_timm(state: State) -> State:
-    """DINOv2's chunked blocks, DINOv3's masked key bias, and biases kept apart (BEiT, EVA)."""
+    """DINOv2's chunked blocks, DINOv3's masked key bias, biases kept apart (BEiT, EVA), and what blocks share."""
     prepared: State = {}
     for key, value in state.items():
         # DINOv2 groups blocks into chunks: blocks.2.17.norm1 is block 17.
@@ -223,12 +58,30 @@ def _prepare_timm(state: State) -> State:
     for key in [key for key in prepared if key.endswith(".attn.q_bias")]:
         q_bias, v_bias = prepared.pop(key), prepared.pop(key.replace("q_bias", "v_bias"))
         prepared[key.replace("q_bias", "qkv.bias")] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    if "rope.freqs" in prepared:  # the columns' and the rows' frequencies of all blocks
+        for number, across_down in enumerate(prepared.pop("rope.freqs").unbind(1)):
+            prepared[f"blocks.{number}.attn.rope.frequencies"] = across_down.flip(0).contiguous()
+    for shared in ("rel_pos_bias.", "shared_rel_pos."):
+        _give_to_blocks(prepared, shared, "blocks.{}.attn.rel_pos.")
     return prepared
+
+
+def _give_to_blocks(state: State, shared: str, name: str) -> None:
+    """Relative positions that all blocks share become each block's own; where it has some already, they add up."""
+    blocks = sorted({match[1] for key in state if (match := re.match(r"(?:blocks|layers)\.(\d+)\.", key))})
+    for key in [key for key in state if key.startswith(shared)]:
+        value, part = state.pop(key), key.removeprefix(shared)
+        for block in blocks:
+            own = name.format(block) + part
+            state[own] = state[own] + value if own in state else value.clone()
 
 
 def _prepare_transformers(state: State) -> State:
     """Blocks lay below `encoder.layer.` before transformers 5; DINOv3 has them below `layer.` or `model.layer.`."""
-    return {re.sub(r"^(encoder\.|model\.)?layers?\.", "layers.", key): value for key, value in state.items()}
+    prepared = {re.sub(r"^(encoder\.|model\.)?layers?\.", "layers.", key): value for key, value in state.items()}
+    for shared in ("shared_position_bias.", "encoder.relative_position_bias."):  # BEiT
+        _give_to_blocks(prepared, shared, "layers.{}.relative_position_bias.")
+    return prepared
 
 
 def _prepare_clip(state: State) -> State:
@@ -240,6 +93,16 @@ def _prepare_clip(state: State) -> State:
         if f"{name}.weight" in prepared:
             weight = prepared[f"{name}.weight"]
             prepared[f"{name}.bias"] = weight.new_zeros(len(weight))
+    return prepared
+
+
+def _prepare_siglip(state: State) -> State:
+    """The pooling's query has a matrix of its own, beside one for keys and values."""
+    prepared = dict(state)
+    for part in ("weight", "bias"):
+        if f"head.attention.in_proj_{part}" in prepared:
+            q, k, v = prepared.pop(f"head.attention.in_proj_{part}").chunk(3)
+            prepared |= {f"head.q.{part}": q.clone(), f"head.kv.{part}": torch.cat([k, v])}
     return prepared
 
 
@@ -281,13 +144,12 @@ _MASK_TOKEN = (r"^(embeddings\.)?mask_token$", "the mask token of pre-training")
 _TIMM = Origin(
     name="timm",
     marks=("patch_embed.proj.weight", "blocks.0.norm1.weight"),
-    names=TIMM,
+    names=TIMM + EVA + HYBRID,
     left_out=(
         _MASK_TOKEN,
-        (r"^attn_pool\.", "attention pooling: the pooled output is another's, the tokens are exact"),
         (r"^decoder_|^decoder\.", "the decoder of pre-training"),
         (r"^head\.(mlp|last_layer)", "the projection head of self-supervision"),
-        (r"relative_position_index$|^rope_embed\.periods$", "a table that is computed"),
+        (r"relative_position_index$|^rope_embed\.periods$|rope\.freqs_(cos|sin)$", "a table that is computed"),
         (r"^local_cls_norm\.", "the norm that DINOv3 trains with"),
     ),
     prepare=_prepare_timm,
@@ -300,8 +162,12 @@ ORIGINS: tuple[Origin, ...] = (
     Origin(
         name="transformers",
         marks=("embeddings.patch_embeddings.projection.weight",),
-        names=TRANSFORMERS,
-        left_out=(_MASK_TOKEN, (r"^pooler\.", "the pooler, which no head of these models reads")),
+        names=TRANSFORMERS + BEIT,
+        left_out=(
+            _MASK_TOKEN,
+            (r"^pooler\.dense\.", "the pooler, which no head of these models reads"),
+            (r"relative_position_index$", "a table that is computed"),
+        ),
         conventions={"norm_eps": 1e-12},
         prepare=_prepare_transformers,
     ),
@@ -322,6 +188,14 @@ ORIGINS: tuple[Origin, ...] = (
         prepare=_prepare_clip,
     ),
     Origin(
+        name="transformers SigLIP",
+        marks=("embeddings.patch_embedding.weight", "embeddings.position_embedding.weight", "post_layernorm.weight"),
+        names=TRANSFORMERS_SIGLIP,
+        left_out=((r"position_ids$", "a table that is computed"),),
+        conventions={"mlp": "gelu_tanh"},
+        prepare=_prepare_siglip,
+    ),
+    Origin(
         name="OpenCLIP",
         marks=("conv1.weight", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
         names=OPEN_CLIP,
@@ -331,7 +205,6 @@ ORIGINS: tuple[Origin, ...] = (
     Origin(name="torchvision", marks=("conv_proj.weight", "encoder.pos_embedding"), names=TORCHVISION),
     Origin(
         name="JAX",
-        left_out=((r"^MAPHead_0\.", "attention pooling: the pooled output is another's, the tokens are exact"),),
         conventions={"mlp": "gelu_tanh"},  # what flax calls gelu
         marks=("embedding/kernel", "Transformer/encoder_norm/scale"),
         names=JAX,
@@ -357,7 +230,7 @@ def convert(state: State, origin: Origin) -> tuple[State, dict[str, list[str]]]:
     ours = _rename(prepared, origin.names)
     prepared.clear()
     _join(ours)
-    for key in ("class_token", "distill_token", "registers", "positions.table"):
+    for key in ("class_token", "distill_token", "registers", "positions.table", "attention_pool.query"):
         if key in ours:
             ours[key] = ours[key].reshape(-1, ours[key].shape[-1])  # without the batch axis that others keep
     if "registers" in ours and len(ours["registers"]) == 0:  # transformers keeps an empty table where there are none
@@ -380,19 +253,23 @@ def convert_to(state: Mapping[str, Tensor], names: Names) -> State:
 
 
 def reorder_rope(state: State, config: ViTConfig) -> State:
-    """timm's axial RoPE turns neighbouring numbers, by columns first; ours turns halves, by rows first.
+    """timm's RoPE turns neighbouring numbers, ours turns halves; and it may turn by columns first, ours by rows.
 
     Which pair of a head's numbers is turned by which angle is a matter of order alone, and the products of queries
     and keys do not change when both are reordered alike: so the weights are reordered, not the model.
     """
     pairs = torch.arange(config.head_width).view(2, config.head_width // 4, 2)  # axis, frequency, member of the pair
-    order = pairs.flip(0).permute(2, 0, 1).flatten()
+    if config.position == "rope2d" and config.rope_grid is None:  # with it (EVA-02), rows come first there too
+        pairs = pairs.flip(0)
+    order = pairs.permute(2, 0, 1).flatten()
 
     def reorder(qkv: Tensor) -> Tensor:
         q, k, v = qkv.unflatten(0, (3, config.num_heads, config.head_width)).unbind(0)
         return torch.stack([q[:, order], k[:, order], v]).flatten(0, 2)
 
-    return {key: reorder(value) if ".attn.qkv." in key else value for key, value in state.items()}
+    reordered = {key: reorder(value) if ".attn.qkv." in key else value for key, value in state.items()}
+    norms = [key for key in state if ".attn.q_norm." in key or ".attn.k_norm." in key]
+    return reordered | {key: state[key][order] for key in norms}
 
 
 def _rename(state: State, names: Iterable[tuple[str, str]]) -> State:
@@ -428,6 +305,9 @@ def _join(state: State) -> None:
         parts[key.replace(".attn.q.", ".attn.qkv.")] = [state.pop(name) for name in names]
     with ThreadPoolExecutor() as pool:  # most of the time goes into getting the memory, which each core can do
         state.update(zip(parts, pool.map(torch.cat, parts.values()), strict=True))
+    for key in [key for key in state if key.startswith("attention_pool.k.")]:
+        k, v = state.pop(key), state.pop(key.replace(".k.", ".v."))
+        state[key.replace(".k.", ".kv.")] = torch.cat([k, v])
     for key in [key for key in state if ".mlp.gate." in key]:
         up = key.replace(".gate.", ".up.")
         state[key.replace(".gate.", ".gate_and_up.")] = torch.cat([state.pop(key), state.pop(up)])

@@ -100,17 +100,22 @@ def read_config(
         value = _pair(overrides[name]) if name == "patch_size" else overrides[name]
         if why[name] == "shapes" and value != told[name]:
             raise CheckpointError(f"{source}: {name}={value!r} was asked for, but its tensors have {told[name]!r}")
+    has_table = "positions.table" in state
+    if "position" not in told and has_table:
+        told["position"], why["position"] = "learned", "shapes"
     if "position" not in told:
         raise CheckpointError(f"{source}: no positions are in it; if there are none to be, say position='none'")
+    _refuse_riddles(told, found, source)
     image_size, prefix_positions, where = _grid(state, told, [*hints, *sources[:1], *sources[-1:]], source)
     told["image_size"], why["image_size"] = image_size, where
-    if told["position"] == "learned":
+    if has_table:
         told["prefix_positions"], why["prefix_positions"] = prefix_positions, where
+        told["also_learned"], why["also_learned"] = told["position"] in ("rope2d", "rope_mixed"), "shapes"
     else:
         told.pop("prefix_positions", None)
     if told["position"] != "rope2d":
-        told.pop("rope_base", None)
-        told.pop("rope_coordinates", None)
+        for name in ("rope_base", "rope_coordinates", "rope_grid"):
+            told.pop(name, None)
     try:
         return Reading(ViTConfig(**told), why)
     except PatchlightError as error:
@@ -128,6 +133,21 @@ def check_config(
             raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
 
 
+def _refuse_riddles(told: Mapping[str, Any], found: Recognised, source: str) -> None:
+    """Refuse tensors that two different computations of timm have under the same names, unless somebody said which."""
+    if found.origin.name != "timm":
+        return
+    bare = told["layer_scale"] is None and "block_norm" not in told
+    relative = told["position"] in ("relative_bias", "relative_mlp") and "blocks.0.attn.q_bias" not in found.shapes
+    if bare and (relative or not (told["class_token"] or told["qkv_bias"])):
+        raise CheckpointError(
+            f"{source}: its tensors do not tell whether blocks normalise before or after each branch; say "
+            "block_norm='after' for timm's models with rpn in their name, else block_norm='before'"
+        )
+    if told["embed_norm"] and told.get("pooling") == "attention" and "norm_pre.weight" in found.shapes:
+        raise CheckpointError(f"{source}: it looks like a Perception Encoder, which is not supported")
+
+
 # Settings that tensors decide, so that nothing else may contradict them.
 _FIRM = frozenset({"width", "depth", "patch_size", "in_channels", "num_registers", "class_token"})
 
@@ -141,25 +161,37 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
         return tuple(state[key].shape)
 
     width, channels, down, across = shape("patch_embed.proj.weight", 4)
+    resnet = None
+    if "patch_embed.resnet.conv.weight" in state:
+        channels = shape("patch_embed.resnet.conv.weight", 4)[1]
+        parts = [key.split(".") for key in state if key.startswith("patch_embed.resnet.stages.")]
+        resnet = tuple(len({part[4] for part in parts if part[3] == str(stage)}) for stage in range(4))
+        resnet = tuple(itertools.takewhile(bool, resnet))
+        stride = 4 * 2 ** max(0, len(resnet) - 1)
+        down, across = stride * down, stride * across
     blocks = {key.split(".")[1] for key in state if key.startswith("blocks.")}
     told: dict[str, Any] = {
         "width": width,
         "in_channels": channels,
         "patch_size": (down, across),
+        "resnet": resnet,
         # Up to the first gap: what comes after it is unexpected, and a huge number cannot ask for as many blocks.
         "depth": next(number for number in itertools.count() if str(number) not in blocks),
         "patch_bias": "patch_embed.proj.bias" in state,
         "qkv_bias": "blocks.0.attn.qkv.bias" in state,
         "qk_norm": "blocks.0.attn.q_norm.weight" in state,
         "embed_norm": "embed_norm.weight" in state,
+        "inner_norm": "both" if "blocks.0.attn.norm.weight" in state else "none",
         "layer_scale": 1e-5 if "blocks.0.residual1.scale" in state else None,
         "class_token": "class_token" in state,
         "distill_token": "distill_token" in state,
         "num_registers": shape("registers", 2)[0] if "registers" in state else 0,
         "num_classes": shape("head.out.weight", 2)[0] if "head.out.weight" in state else 0,
         "head_hidden": shape("head.hidden.weight", 2)[0] if "head.hidden.weight" in state else 0,
-        "final_norm": "pooled" if "fc_norm.weight" in found.shapes else "tokens",
+        "final_norm": "pooled" if {"fc_norm.weight", "pooler.layernorm.weight"} & set(found.shapes) else "tokens",
     }
+    if "blocks.0.mlp.norm.weight" in state and told["inner_norm"] == "none":
+        told["inner_norm"] = "mlp"
     if not told["num_classes"]:
         told["head_hidden"] = 0  # a hidden layer without a classifier is of no use
     if "blocks.0.mlp.gate_and_up.weight" in state:
@@ -168,11 +200,15 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
         told["mlp_dim"] = shape("blocks.0.mlp.up.weight", 2)[0]
     if told["mlp_dim"] == 4 * width:
         told["mlp_dim"] = None
-    if "positions.table" in state:
-        told["position"] = "learned"
+    if "blocks.0.attn.rope.frequencies" in state:
+        told["position"] = "rope_mixed"
+        told["num_heads"] = shape("blocks.0.attn.rope.frequencies", 3)[1]
     elif "blocks.0.attn.relative_bias.table" in state:
         told["position"] = "relative_bias"
         told["num_heads"] = shape("blocks.0.attn.relative_bias.table", 2)[1]
+    elif "blocks.0.attn.relative_bias.out.weight" in state:
+        told["position"] = "relative_mlp"
+        told["num_heads"], told["relative_hidden"] = shape("blocks.0.attn.relative_bias.out.weight", 2)
     if "blocks.0.attn.q_norm.weight" in state:
         told["num_heads"] = width // max(1, shape("blocks.0.attn.q_norm.weight", 1)[0])
     if "rope_embed.periods" in found.shapes:  # a quarter of a head's width
@@ -182,6 +218,8 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
             told["num_heads"] = sizes[1]
     if told["num_classes"] and not told["head_hidden"] and shape("head.out.weight", 2)[1] == 2 * width:
         told["pooling"] = "cls_mean"
+    if "attention_pool.query" in state:
+        told["pooling"] = "attention"
     return told
 
 
@@ -196,13 +234,22 @@ def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
     }
     # Models of transformers, and DINOv2 as published (it comes with a mask token), except with registers.
     if (found.origin.name.startswith("transformers") or "mask_token" in found.shapes) and not told["num_registers"]:
-        conventions["position_resampling"] = "plain"
+        relative = told.get("position") == "relative_bias"
+        conventions["position_resampling"] = "linear" if relative else "plain"
     # Of the models that come without a table of positions, those with a LayerScale of this name use RoPE, and those of
     # them with a class token and registers measure from the centre (DINOv3).
-    if "position" not in told and ("blocks.0.gamma_1" in found.shapes or "rope_embed.periods" in found.shapes):
+    has_table, apart = "pos_embed" in found.shapes, {"blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"}
+    counted = {"position": "rope2d", "rope_base": 10_000.0, "rope_grid": (16, 16)}
+    if has_table and told.get("mlp") == "swiglu" and apart & set(found.shapes):
+        conventions |= counted  # EVA-02
+    elif has_table and "blocks.0.gamma_1" in found.shapes:
+        conventions["position"] = "learned"  # DeiT III by its authors; a RoPE model may look the same
+    elif not has_table and ("blocks.0.gamma_1" in found.shapes or "rope_embed.periods" in found.shapes):
         conventions["position"] = "rope2d"
         if told["class_token"] and told["num_registers"]:
             conventions |= {"rope_coordinates": "centred", "norm_eps": 1e-5}
+        elif told["num_registers"]:
+            conventions |= counted
     return conventions | dict(found.origin.conventions)
 
 
@@ -215,7 +262,7 @@ def _grid(
         (where, _pair(settings["image_size"])) for where, settings in sources if settings.get("image_size") is not None
     ]
     prefix = told["class_token"] + told["distill_token"] + told["num_registers"]
-    if told["position"] == "learned":
+    if "positions.table" in state:
         rows = len(state["positions.table"])
         # All prefix tokens own rows, or the class token alone (DINOv2), or none.
         owners = {"all": prefix, "class": 1, "none": 0} if told["class_token"] else {"all": prefix, "none": 0}

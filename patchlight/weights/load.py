@@ -33,19 +33,30 @@ ASSETS = Path(__file__).parent.parent / "assets"
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
-# What the name of a timm architecture says, and its config file does not.
+EVA_ROPE = {"position": "rope2d", "rope_base": 10_000.0, "rope_grid": (16, 16)}
+
+# What the name of a timm architecture says, and its config file does not. Later rows overrule earlier ones.
 TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("quickgelu", {"mlp": "quick_gelu"}),
-    ("siglip", {"pooling": "mean"}),
+    ("patch32_siglip", {"mlp": "gelu_tanh"}),
+    ("large_patch16_siglip_512", {"mlp": "gelu_tanh"}),
+    ("large_patch16_siglip_gap_512", {"mlp": "gelu_tanh"}),
+    ("so400m_patch16_siglip", {"mlp": "gelu_tanh"}),
+    ("giantopt", {"mlp": "gelu_tanh", "num_heads": 16}),
     ("_clip_", {"norm_eps": 1e-5}),
+    ("eva", {"norm_eps": 1e-6}),
+    ("eva02", EVA_ROPE),
+    ("eva02_enormous", {"position": "learned", "block_norm": "after"}),
+    ("_rpn_", {"block_norm": "after"}),
     ("huge_plus", {"num_heads": 20}),
     ("_7b_", {"num_heads": 32}),
     ("dinov3", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5, "pooling": "mean"}),
     ("_rope_", {"position": "rope2d"}),
+    ("_rope_reg", EVA_ROPE),
 )
 
 # Parts of timm architectures' names whose computation is another, though the tensors' names are the same.
-TIMM_OTHERS = ("_rpn_", "_rope_mixed", "_rope_ape", "_rope_reg", "eva", "vit_pe_", "beit", "_xp_", "_18x2_", "_relpos_")
+TIMM_OTHERS = ("vit_pe_", "_xp_", "_18x2_")
 
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "swiglu"}
 
@@ -143,8 +154,11 @@ def load(
 
     with _naming(str(source), "an override cannot be"):
         config = _target(reading.config, overrides, notes)
-    if encoder.origin.name == "timm" and config.position == "rope2d" and config.rope_coordinates == "index":
+    if encoder.origin.name == "timm" and config.turns and config.rope_coordinates == "index":
         state = reorder_rope(state, config)
+    if config.pooling != "attention" and reading.config.pooling == "attention":
+        state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
+        notes.append(f"pooling={config.pooling!r} in place of its attention pooling")
     _resample_positions(state, reading.config, config)
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
         model = ViT(config)
@@ -268,9 +282,9 @@ def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
     if others:
         raise PatchlightError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
-    hints: dict[str, Any] = {}
+    hints: dict[str, Any] = {"block_norm": "before"}
     for part, settings in TIMM_ARCHITECTURES:
-        if part in architecture:
+        if part in f"{architecture}_":
             hints |= settings
     arguments = config.get("model_args") or {}
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
@@ -282,7 +296,7 @@ def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
         "image_size": size or None,
         "mlp": TIMM_ACTIVATIONS.get(str(arguments.get("act_layer"))),
         "norm_eps": 1e-5 if arguments.get("norm_layer") == "layernorm" else None,
-        "pooling": {"avg": "mean", "map": "mean"}.get(pooling),
+        "pooling": {"avg": "mean"}.get(pooling),
     }
     return hints | {name: value for name, value in given.items() if value is not None}
 
@@ -331,7 +345,7 @@ def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> V
     if overrides.get("num_classes") == 0:
         overrides = {"head_hidden": 0, **overrides}
     asked = dataclasses.replace(own, **overrides)
-    if asked.image_size != own.image_size and own.position in ("learned", "relative_bias"):
+    if asked.image_size != own.image_size and (own.has_position_table or own.position == "relative_bias"):
         notes.append(f"resampled positions from {_size(own.image_size)} to {_size(asked.image_size)}")
     if asked.num_classes != own.num_classes:
         fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
@@ -400,6 +414,7 @@ def _fill(
         drawn = ViT(model.config).state_dict()
         fitting |= {key: drawn[key].to(device=device, dtype=dtype) for key in wanted if key not in fitting}
     model.load_state_dict(fitting, assign=True)
+    model.to(device)  # tables that are computed, too
 
 
 def _preprocess(

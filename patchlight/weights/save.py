@@ -13,8 +13,9 @@ from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.models.vit import ViT
-from patchlight.weights.convert import TIMM, TRANSFORMERS_OLD, State, convert_to
+from patchlight.weights.convert import State, convert_to
 from patchlight.weights.load import VERSION, Loaded
+from patchlight.weights.names import TIMM, TRANSFORMERS_OLD
 
 TRANSFORMERS_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
 

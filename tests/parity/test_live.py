@@ -47,7 +47,7 @@ def load_copy(theirs: torch.nn.Module, config: ViTConfig, **told: Any) -> ViT:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.safetensors"
         save_file({key: value.contiguous() for key, value in theirs.state_dict().items()}, path)
-        told = {"num_heads": config.num_heads, "image_size": config.image_size} | told
+        told = {"num_heads": config.num_heads, "image_size": config.image_size, "block_norm": config.block_norm} | told
         loaded = load(path, **told)
     irrelevant = {"layer_scale": config.layer_scale, "position_resampling": config.position_resampling}
     assert dataclasses.replace(loaded.config, **irrelevant) == config

@@ -335,6 +335,29 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
         ("vit_small_plus_patch16_dinov3", {"image_size": 256}),
         ("vit_medium_patch16_gap_240", {"image_size": 240}),
         ("deit3_small_patch16_224", {}),
+        ("vit_base_patch16_rpn_224", {}),
+        ("vit_relpos_small_patch16_224", {}),
+        ("vit_relpos_small_patch16_rpn_224", {}),
+        ("vit_relpos_medium_patch16_cls_224", {}),
+        ("vit_srelpos_small_patch16_224", {}),
+        ("vit_small_patch16_rope_mixed_224", {}),
+        ("vit_small_patch16_rope_ape_224", {}),
+        ("vit_small_patch16_rope_mixed_ape_224", {}),
+        ("vit_medium_patch16_rope_reg1_gap_256", {"image_size": 256}),
+        ("vit_mediumd_patch16_rope_reg1_gap_256", {"image_size": 256}),
+        ("eva02_tiny_patch14_224", {}),
+        ("eva02_small_patch14_336", {"image_size": 336}),
+        ("eva02_base_patch14_224", {}),
+        ("eva02_base_patch16_clip_224", {}),
+        ("eva_giant_patch14_224", {"depth": 1}),
+        ("beit_base_patch16_224", {}),
+        ("beitv2_base_patch16_224", {}),
+        ("vit_base_patch16_siglip_224", {}),
+        ("vit_base_patch32_siglip_256", {"image_size": 256}),
+        ("vit_base_patch16_siglip_gap_224", {}),
+        ("vit_tiny_r_s16_p8_224", {}),
+        ("vit_small_r26_s32_224", {}),
+        ("vit_base_r50_s16_224", {}),
     ],
 )
 @torch.no_grad()
@@ -351,7 +374,7 @@ def test_timm_hub_folder(name: str, told: dict[str, int], tmp_path: Path) -> Non
     assert loaded.config.num_classes == 5
     assert loaded.preprocess.config.image_size == made.pretrained_cfg["input_size"][1:]
     small = min(size, 64 if "patch16" in name else 56)
-    if name.startswith(("vit_small_patch16_rope", "vit_small_patch16_dinov3", "vit_small_plus")):
+    if name.startswith(("vit_small_patch16_rope_224", "vit_small_patch16_dinov3", "vit_small_plus")):
         picture = image(small, small)
         made.set_input_size(img_size=(small, small)) if hasattr(made, "set_input_size") else None
     else:
@@ -360,12 +383,7 @@ def test_timm_hub_folder(name: str, told: dict[str, int], tmp_path: Path) -> Non
     close(loaded.model(picture), made(picture))
 
 
-OTHERS = [
-    "vit_base_patch16_rpn_224",
-    "vit_small_patch16_rope_mixed_224",
-    "eva02_tiny_patch14_224",
-    "beit_base_patch16_224",
-]
+OTHERS = ["vit_pe_core_tiny_patch16_384", "vit_pe_spatial_tiny_patch16_512"]
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -31,7 +31,7 @@ def test_sincos_rows_share_the_first_half_and_columns_the_second() -> None:
 
 @given(grid=GRIDS, coordinates=st.sampled_from(["index", "centred"]))
 def test_rope_turns_without_stretching_and_knows_only_offsets(grid: tuple[int, int], coordinates: str) -> None:
-    angles = rope_2d(grid, 8, coordinates=coordinates).repeat(1, 2)
+    angles = rope_2d(grid, 8, coordinates=coordinates)
     q, k = torch.randn(2, 8)
     turned_q, turned_k = (rotate(x.expand(1, 1, len(angles), -1), (angles.cos(), angles.sin()))[0, 0] for x in (q, k))
     torch.testing.assert_close(turned_q.norm(dim=1), q.norm().expand(len(angles)))

@@ -43,7 +43,7 @@ def test_what_is_no_part_of_the_encoder_is_left_out_by_name() -> None:
 
 @pytest.mark.parametrize("origin", ORIGINS, ids=lambda origin: origin.name)
 def test_a_table_of_names_read_backwards_gives_names_that_read_forwards(origin) -> None:
-    ours = {new.format(7) + ("weight" if new.endswith(".") else ""): torch.zeros(3, 4) for _, new in origin.names}
+    ours = {new.format(7, 7) + ("weight" if new.endswith(".") else ""): torch.zeros(3, 4) for _, new in origin.names}
     ours = {
         key: value
         for key, value in ours.items()
