@@ -17,7 +17,7 @@ TINY: dict[str, Any] = {
     "num_classes": 5,
 }
 
-POSITIONS = ("learned", "sincos2d", "rope2d", "relative_bias", "none")
+POSITIONS = ("learned", "sincos2d", "rope2d", "rope_mixed", "relative_bias", "relative_mlp", "none")
 
 
 def tiny_vit(**changes: Any) -> ViT:

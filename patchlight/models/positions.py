@@ -314,7 +314,8 @@ class RotaryPositions(nn.Module):
         """The config's own grid, made once: a compiled model reads it, where it would compute it for every image."""
 
     def _own_table(self, device: torch.device | None) -> Tensor:
-        return _with_unturned_prefix(self._cos_and_sin(self.grid, device), self.num_prefix)
+        with torch.inference_mode(False):  # a table made there could not take part in training later
+            return _with_unturned_prefix(self._cos_and_sin(self.grid, device), self.num_prefix)
 
     def _cos_and_sin(self, grid: Size, device: torch.device | None) -> Tensor:
         angles_PX = rope_2d(grid, *self.settings, device=device)
@@ -322,7 +323,7 @@ class RotaryPositions(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryPositions":
         # Made anew where the model goes, in float32 whatever the model becomes: a rounded table could not be undone.
-        self.table_NE = self._own_table(fn(torch.empty(0)).device)
+        self.table_NE = self._own_table(fn(torch.empty(0, device="cpu")).device)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:

@@ -12,16 +12,21 @@ from patchlight.config import PreprocessConfig
 
 IMAGENET = PreprocessConfig(crop_pct=0.875)
 IMAGENET_CROP_90 = PreprocessConfig(crop_pct=0.9)
+IMAGENET_CROP_95 = PreprocessConfig(crop_pct=0.95)
 INCEPTION_CROP_90 = PreprocessConfig(crop_pct=0.9, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 INCEPTION_SQUASH = PreprocessConfig(
     resize="squash", interpolation="bilinear", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
 )
 DINO = PreprocessConfig(resize_size=(256, 256), crop="floor")
+DINO_256 = PreprocessConfig(image_size=(256, 256))
 DINO_518 = PreprocessConfig(image_size=(518, 518))
+DINO3 = PreprocessConfig(resize="squash", interpolation="bilinear", resize_in="floats")
 CLIP_90 = PreprocessConfig(
     crop_pct=0.9, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
 )
 CLIP = PreprocessConfig(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+INCEPTION_SQUASH_BICUBIC = dataclasses.replace(INCEPTION_SQUASH, interpolation="bicubic")
+CLIP_SQUASH = dataclasses.replace(CLIP, resize="squash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,12 @@ _DINO = "DINO, self-supervised on ImageNet-1k"
 _DINO2 = "DINOv2, self-supervised on 142 M images"
 _DINO2_HEAD = "DINOv2 with a linear ImageNet-1k classifier"
 _DINO2_REG = "DINOv2 with 4 registers"
+_DINO3 = "DINOv3, self-supervised on 1.7 G images"
 _OPENAI = "CLIP image tower, by OpenAI"
+_SIGLIP = "SigLIP image tower"
+_BEIT = "BEiT, ImageNet-22k, then ImageNet-1k"
+_ROPE = "RoPE-ViT, ImageNet-1k"
+_HYBRID = "ResNet and ViT, ImageNet-21k, then ImageNet-1k"
 
 ENTRIES: tuple[Entry, ...] = (
     _hub("facebook/dino-vits16", DINO, "Apache-2.0", _DINO),
@@ -122,15 +132,43 @@ ENTRIES: tuple[Entry, ...] = (
     _timm("vit_base_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_large_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
     _timm("vit_giant_patch14_reg4_dinov2", "lvd142m", DINO_518, "Apache-2.0", _DINO2_REG),
-    _timm("vit_small_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
-    _timm("vit_base_patch16_dinov3", "lvd1689m", PreprocessConfig(image_size=(256, 256)), "see the page", "DINOv3"),
+    _timm("vit_small_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _timm("vit_small_plus_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _timm("vit_base_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _timm("vit_large_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _timm("vit_huge_plus_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _timm("vit_7b_patch16_dinov3", "lvd1689m", DINO_256, "see the page", _DINO3),
+    _hub("facebook/dinov3-vits16-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _hub("facebook/dinov3-vits16plus-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _hub("facebook/dinov3-vitb16-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _hub("facebook/dinov3-vitl16-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _hub("facebook/dinov3-vith16plus-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _hub("facebook/dinov3-vit7b16-pretrain-lvd1689m", DINO3, "see the page", _DINO3),
+    _timm("beit_base_patch16_224", "in22k_ft_in22k_in1k", INCEPTION_CROP_90, "Apache-2.0", _BEIT),
+    _timm("beit_large_patch16_224", "in22k_ft_in22k_in1k", INCEPTION_CROP_90, "Apache-2.0", _BEIT),
+    _timm("beitv2_base_patch16_224", "in1k_ft_in22k_in1k", IMAGENET_CROP_90, "Apache-2.0", "BEiT v2"),
+    _timm("beitv2_large_patch16_224", "in1k_ft_in22k_in1k", IMAGENET_CROP_95, "Apache-2.0", "BEiT v2"),
+    _hub("microsoft/beit-base-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _BEIT),
+    _hub("microsoft/beit-large-patch16-224", INCEPTION_SQUASH, "Apache-2.0", _BEIT),
+    _timm("eva02_tiny_patch14_336", "mim_in22k_ft_in1k", CLIP.for_size((336, 336)), "MIT", "EVA-02"),
+    _timm("eva02_small_patch14_336", "mim_in22k_ft_in1k", CLIP.for_size((336, 336)), "MIT", "EVA-02"),
+    _timm("eva02_base_patch14_448", "mim_in22k_ft_in22k_in1k", CLIP_SQUASH.for_size((448, 448)), "MIT", "EVA-02"),
+    _timm("eva02_large_patch14_448", "mim_m38m_ft_in22k_in1k", CLIP_SQUASH.for_size((448, 448)), "MIT", "EVA-02"),
+    _timm("vit_small_patch16_rope_224", "naver_in1k", IMAGENET_CROP_90, "Apache-2.0", _ROPE),
+    _timm("vit_base_patch16_rope_224", "naver_in1k", IMAGENET_CROP_90, "Apache-2.0", _ROPE),
+    _timm("vit_small_patch16_rope_mixed_224", "naver_in1k", IMAGENET_CROP_90, "Apache-2.0", _ROPE),
+    _timm("vit_base_patch16_rope_mixed_224", "naver_in1k", IMAGENET_CROP_90, "Apache-2.0", _ROPE),
+    _timm("vit_tiny_r_s16_p8_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _HYBRID),
+    _timm("vit_small_r26_s32_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _HYBRID),
+    _timm("vit_large_r50_s32_224", "augreg_in21k_ft_in1k", INCEPTION_CROP_90, "Apache-2.0", _HYBRID),
     _timm("vit_base_patch32_clip_224", "openai", CLIP_90, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
     _timm("vit_base_patch16_clip_224", "openai", CLIP_90, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
     _timm("vit_large_patch14_clip_224", "openai", CLIP, "Apache-2.0", _OPENAI, mlp="quick_gelu", norm_eps=1e-5),
     _timm("vit_base_patch16_clip_224", "laion2b", CLIP, "Apache-2.0", "CLIP image tower, LAION-2B", norm_eps=1e-5),
-    _timm(
-        "vit_base_patch16_siglip_224", "webli", INCEPTION_CROP_90, "Apache-2.0", "SigLIP image tower", pooling="mean"
-    ),
+    _timm("vit_base_patch16_siglip_224", "webli", INCEPTION_CROP_90, "Apache-2.0", _SIGLIP),
+    _hub("google/siglip-base-patch16-224", INCEPTION_SQUASH_BICUBIC, "Apache-2.0", _SIGLIP),
+    _hub("google/siglip-so400m-patch14-384", INCEPTION_SQUASH_BICUBIC.for_size((384, 384)), "Apache-2.0", _SIGLIP),
+    _hub("google/siglip2-base-patch16-224", INCEPTION_SQUASH, "Apache-2.0", "SigLIP 2 image tower"),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}

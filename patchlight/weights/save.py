@@ -129,6 +129,9 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
         embed_norm=False,
         layer_scale=None,
         patch_bias=True,
+        resnet=None,
+        block_norm="before",
+        inner_norm="none",
         pooling="cls",
         final_norm="tokens",
         head_hidden=0,
@@ -161,6 +164,7 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
 
 def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
     _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
+    _refuse("timm", config, resnet=None, block_norm="before", inner_norm="none")
     if config.mlp == "swiglu":
         _refuse("timm", config, mlp="gelu")
     if preprocess.resize == "none":
@@ -174,8 +178,8 @@ def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> t
     if config.patch_bias == config.embed_norm:  # timm ties the two
         _refuse("timm", config, patch_bias=not config.embed_norm)
     names = tuple(row for row in TIMM if row[0] != ("norm." if config.final_norm == "pooled" else "fc_norm."))
-    theirs = _with_batch_axis(convert_to(state, names), ("cls_token", "reg_token", "pos_embed"))
-    pooling = {"cls": "token", "mean": "avg"}[config.pooling]
+    theirs = _with_batch_axis(convert_to(state, names), ("cls_token", "reg_token", "pos_embed", "attn_pool.latent"))
+    pooling = {"cls": "token", "mean": "avg", "attention": "map"}[config.pooling]
     arguments = {
         "img_size": list(config.image_size),
         "patch_size": list(config.patch_size),

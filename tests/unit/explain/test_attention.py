@@ -33,9 +33,12 @@ def eager(model: ViT, image: Tensor, sizes: Any = None) -> tuple[Tensor, Tensor]
             for part in qkv.split(config.width, 2)
         )
         q, k = block.attn.q_norm(q), block.attn.k_norm(k)
-        if config.position == "rope2d":
-            q, k = (torch.stack([turn(model, x, one) for x, one in zip(part, own_grids(geometry, image), strict=True)])
-                    for part in (q, k))  # fmt: skip
+        if config.turns:
+            places = own_grids(geometry, image)
+            q, k = (
+                torch.stack([turn(block, config, x, one) for x, one in zip(part, places, strict=True)])
+                for part in (q, k)
+            )
         scores = torch.einsum("baqe,bake->baqk", q, k) / config.head_width**0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
@@ -58,16 +61,21 @@ def own_grids(geometry: Any, image: Tensor) -> list[Any]:
     return [(grid, geometry.grid, geometry.num_prefix) for grid in grids]
 
 
-def turn(model: ViT, x_ANE: Tensor, where: Any) -> Tensor:
+def turn(block: Any, config: Any, x_ANE: Tensor, where: Any) -> Tensor:
     """RoPE as a product of complex numbers, patch by patch of one image's own grid."""
-    (grid, (_, columns), num_prefix), config = where, model.config
-    angles = rope_2d(grid, config.head_width, config.rope_base, config.rope_coordinates).double()
+    grid, (_, columns), num_prefix = where
+    if config.position == "rope2d":
+        angles = rope_2d(grid, config.head_width, config.rope_base, config.rope_coordinates).double()
     turned = x_ANE.clone()
     for row in range(grid[0]):
         for column in range(grid[1]):
             token = num_prefix + row * columns + column
             pairs = torch.complex(*x_ANE[:, token].chunk(2, -1))
-            pairs = pairs * torch.exp(1j * angles[row * grid[1] + column])
+            if config.position == "rope2d":
+                angle = angles[row * grid[1] + column]
+            else:
+                angle = row * block.attn.rope.frequencies[0] + column * block.attn.rope.frequencies[1]
+            pairs = pairs * torch.exp(1j * angle)
             turned[:, token] = torch.cat([pairs.real, pairs.imag], -1)
     return turned
 

@@ -14,7 +14,8 @@ from patchlight.models.stems import patchify
 from patchlight.models.vit import ViT
 
 EVERY_CONFIG = [
-    *({"position": position} for position in POSITIONS),
+    *({"position": position} for position in POSITIONS if position != "relative_mlp"),
+    {"position": "relative_mlp", "pooling": "mean"},  # it tells the class token, and so its last layer, nothing
     {"position": "rope2d", "rope_coordinates": "centred", "num_registers": 2},
     {"position": "relative_bias", "class_token": False, "pooling": "mean", "final_norm": "pooled"},
     {"mlp": "gelu_tanh", "qk_norm": True, "embed_norm": True},
@@ -25,6 +26,12 @@ EVERY_CONFIG = [
     {"distill_token": True, "num_registers": 1},
     {"num_classes": 0, "in_channels": 1},
     {"image_size": (16, 40), "patch_size": (4, 8)},
+    {"position": "rope2d", "also_learned": True, "rope_grid": (3, 5), "mlp": "swiglu", "inner_norm": "both"},
+    {"position": "rope_mixed", "also_learned": True, "prefix_positions": "none", "num_registers": 1},
+    {"position": "relative_mlp", "class_token": False, "pooling": "mean", "block_norm": "after"},
+    {"class_token": False, "pooling": "attention", "inner_norm": "mlp"},
+    {"resnet": (), "patch_size": (8, 4), "image_size": (16, 12)},
+    {"resnet": (1, 1)},
 ]
 
 
