@@ -182,7 +182,8 @@ def _moving(vit: ViT, neurons: Sequence[Neuron], count: int) -> ViT:
         new = ViT(config)
         for layer in sorted({layer for layer, _ in neurons}):
             moved = torch.tensor([index for block, index in neurons if block == layer], device=zeros_TD.device)
-            new.blocks[layer] = RegisterBlock(config, _block(vit, layer).residual1.drop_path, count, moved)
+            rate = _block(vit, layer).residual1.drop_path.item()
+            new.blocks[layer] = RegisterBlock(config, rate, count, moved)
             state[f"blocks.{layer}.moved"] = moved
     new.load_state_dict(state, assign=True)
     frozen = {name for name, parameter in vit.named_parameters() if not parameter.requires_grad}

@@ -50,8 +50,11 @@ class Residual(nn.Module):
         self.initial_scale = config.layer_scale
         self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
         self.drops = config.drop_path > 0
-        # A tensor, since a number would have every block compiled for a rate of its own.
-        self.register_buffer("drop_path", torch.tensor(drop_path), persistent=False)
+        # A tensor, since a number would have every block compiled for a rate of its own. It is no part of a checkpoint,
+        # so it has to be there even in a model that is made without memory, to be filled by one.
+        rate = torch.tensor(drop_path)
+        rate = torch.tensor(drop_path, device="cpu") if rate.is_meta else rate
+        self.register_buffer("drop_path", rate, persistent=False)
 
     def forward(self, x_BND: Tensor, branch_BND: Tensor) -> Tensor:
         if self.scale is not None:

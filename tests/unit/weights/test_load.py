@@ -79,6 +79,13 @@ def test_another_number_of_classes_is_a_fresh_head_and_said(tmp_path: Path) -> N
     assert torch.equal(headless.model(IMAGE), tiny_vit().features(IMAGE))
 
 
+def test_a_loaded_model_moves_and_trains_with_stochastic_depth(tmp_path: Path) -> None:
+    path = write_timm(tiny_vit(), tmp_path / "x.safetensors")
+    model = load(path, num_heads=2, drop_path=0.5).model.to("cpu", torch.float64).train()
+    assert [block.residual1.drop_path.item() for block in model.blocks] == pytest.approx([0, 0.25, 0.5])
+    model(IMAGE.double()).sum().backward()
+
+
 @pytest.mark.parametrize("position", ["learned", "relative_bias"])
 def test_another_image_size_resamples_for_good_and_is_said(position: str, tmp_path: Path) -> None:
     model = tiny_vit(position=position)
