@@ -29,7 +29,11 @@ from patchlight.models.vit import ViT
 Layers = int | Sequence[int] | Literal["all"]
 
 Queries = (
-    int | Sequence[int] | tuple[int, int] | Sequence[tuple[int, int]] | Literal["cls", "distill", "registers", "all"]
+    int
+    | Sequence[int]
+    | tuple[int, int]
+    | Sequence[tuple[int, int]]
+    | Literal["cls", "distill", "registers", "all", "pool"]
 )
 """Tokens: an index or a list of them; patches: a (row, column) tuple or a list of them; or a name."""
 
@@ -87,14 +91,20 @@ def attention(
 
     `model` is a ViT, compiled or not, or what `load` gives. `layers` counts from 0, or from -1 backwards. `queries` are
     "cls", "distill", "registers", "all", token indices (3, or [0, 3]), or patches by row and column ((2, 5), or
-    [(2, 5), (3, 5)]). `sizes` is as in `ViT`. `suppress_artifacts` takes patches of outlying norm out of `heat()`, see
-    `explain.artifacts`. Gradients flow only if `differentiable`.
+    [(2, 5), (3, 5)]); "pool" is the learned query of a model with pooling="attention", which asks after the last block
+    and so goes without `layers`. `sizes` is as in `ViT`. `suppress_artifacts` takes patches of outlying norm out of
+    `heat()`, see `explain.artifacts`. Gradients flow only if `differentiable`.
     """
     vit = plain_vit(model)
     wanted = resolve_layers(layers, vit.config.depth)
     if heads not in ("all", "mean"):
         raise PatchlightError(f"heads={heads!r} is not known; it is 'all' or 'mean'")
     image_BCHW = image_for(vit, image_BCHW)
+    if isinstance(queries, str) and queries == "pool":
+        if layers != -1 or values or suppress_artifacts:
+            raise PatchlightError("queries='pool' asks after the last block; leave out layers, values and artifacts")
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+            return _look_at_pooling(vit, image_BCHW, sizes, mean=heads == "mean")
     grid = vit.config.grid_for(_pixels(image_BCHW))
     asked = resolve_queries(queries, vit.config, grid)
     # One bool a block: as a tuple of numbers, the compiler would take it for a variable.
@@ -129,10 +139,32 @@ def attention(
         patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
         values=values_LBANE,
         artifacts=None if artifacts_BP is None else artifacts_BP.unflatten(1, geometry.grid),
-        valid=None
-        if geometry.valid_BN is None
-        else geometry.valid_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid),
+        valid=_valid_patches(geometry),
     )
+
+
+def _look_at_pooling(vit: ViT, image_BCHW: Tensor, sizes: Sequence[Size] | None, *, mean: bool) -> AttentionMaps:
+    """What the learned query attended to, as the one layer after the last block."""
+    if vit.attention_pool is None:
+        raise PatchlightError(f"queries='pool': this model has pooling={vit.config.pooling!r}, which asks nothing")
+    tokens_BND, geometry = vit.encode(image_BCHW, sizes)
+    rows_BAN = vit.attention_pool.rows(tokens_BND, geometry)
+    return AttentionMaps(
+        weights=(rows_BAN.mean(1, keepdim=True) if mean else rows_BAN)[None, :, :, None],
+        grid=geometry.grid,
+        num_prefix=geometry.num_prefix,
+        layers=(vit.config.depth,),
+        queries=(),
+        tokens=tokens_BND,
+        patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
+        valid=_valid_patches(geometry),
+    )
+
+
+def _valid_patches(geometry: TokenGeometry) -> Tensor | None:
+    if geometry.valid_BN is None:
+        return None
+    return geometry.valid_BN[:, geometry.num_prefix :].unflatten(1, geometry.grid)
 
 
 def _look(

@@ -70,13 +70,12 @@ class Attention(nn.Module):
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
         """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""
-        qkv_BN3AE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1))
-        q_BANE, k_BANE, v_BANE = qkv_BN3AE.transpose(1, 3).unbind(2)
-        q_BANE, k_BANE = self.q_norm(q_BANE), self.k_norm(k_BANE)
+        q_BNAE, k_BNAE, v_BNAE = self.qkv(x_BND).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+        q_BANE, k_BANE = self.q_norm(q_BNAE).transpose(1, 2), self.k_norm(k_BNAE).transpose(1, 2)
         rope = geometry.rope if self.rope is None else self.rope(geometry)
         if rope is not None:
             q_BANE, k_BANE = rotate(q_BANE, rope), rotate(k_BANE, rope)
-        return q_BANE, k_BANE, v_BANE
+        return q_BANE, k_BANE, v_BNAE.transpose(1, 2)
 
     def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N), or None."""

@@ -97,10 +97,14 @@ def rope_2d(
 
 
 def rotate(x_BANE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as cosines and sines."""
-    cos, sin = (table.to(x_BANE.dtype) for table in rope)
-    first, second = x_BANE.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as cosines and sines.
+
+    In memory a token's heads lie side by side, and so they are left: attention answers in the layout of its queries,
+    and any other would have to be copied back.
+    """
+    cos, sin = (table.transpose(1, 2).to(x_BANE.dtype) for table in rope)
+    first, second = x_BANE.transpose(1, 2).chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).transpose(1, 2)
 
 
 def log_offsets(grid: Size, device: torch.device | None = None) -> Tensor:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from models_at_random import tiny_vit
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.explain.attention import attention
+from patchlight.explain.rollout import answering_tokens
 from patchlight.models.positions import linear_weights, log_offsets, relative_index
 from patchlight.models.resnet import StandardConv
 from patchlight.models.vit import ViT
@@ -41,6 +43,29 @@ def test_attention_pooling_is_what_its_rows_say(sizes: Any) -> None:
     values_BNAE = pool.kv(x_BND)[..., 24:].unflatten(2, (2, 12))
     asked_BD = pool.out(torch.einsum("ban,bnae->bae", rows_BAN, values_BNAE).flatten(1))
     torch.testing.assert_close(model.features(IMAGE, sizes), asked_BD + pool.mlp(pool.norm(asked_BD)))
+
+
+@torch.no_grad()
+def test_the_pooling_query_is_seen_by_attention() -> None:
+    model = tiny_vit(class_token=False, pooling="attention", num_registers=1)
+    maps = attention(model, IMAGE, queries="pool")
+    assert maps.weights.shape == (1, 2, 2, 1, 17)
+    assert maps.heat().shape == (1, 2, 2, 1, 4, 4)
+    x_BND = model.tokens(IMAGE)
+    # The same by torch's own module, with the pooling's weights in its place.
+    theirs = torch.nn.MultiheadAttention(24, 2, batch_first=True)
+    pool = model.attention_pool
+    theirs.in_proj_weight.copy_(torch.cat([pool.q.weight, pool.kv.weight]))
+    theirs.in_proj_bias.copy_(torch.cat([pool.q.bias, pool.kv.bias]))
+    _, rows_BA1N = theirs(pool.query.expand(2, 1, -1), x_BND, x_BND, average_attn_weights=False)
+    torch.testing.assert_close(maps.weights[0], rows_BA1N)
+    mean = attention(model, IMAGE, queries="pool", heads="mean").weights
+    torch.testing.assert_close(mean[0], rows_BA1N.mean(1, keepdim=True))
+    torch.testing.assert_close(answering_tokens(model, model.embed(IMAGE)[1], x_BND), rows_BA1N.mean(1)[:, 0])
+    with pytest.raises(PatchlightError, match="this model has pooling='cls', which asks nothing"):
+        attention(tiny_vit(), IMAGE, queries="pool")
+    with pytest.raises(PatchlightError, match="leave out layers"):
+        attention(model, IMAGE, layers=0, queries="pool")
 
 
 def test_pooling_by_attention_is_made_with_the_model_or_not_at_all() -> None:

@@ -79,6 +79,28 @@ def test_another_number_of_classes_is_a_fresh_head_and_said(tmp_path: Path) -> N
     assert torch.equal(headless.model(IMAGE), tiny_vit().features(IMAGE))
 
 
+def test_what_tensors_leave_open_is_asked_for(tmp_path: Path) -> None:
+    """timm's residual post-norm has the names and shapes of its ordinary ViT."""
+    changes = {"class_token": False, "pooling": "mean", "qkv_bias": False}
+    after = tiny_vit(**changes, block_norm="after")
+    path = write_timm(after, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="do not tell whether blocks normalise before or after each branch; say"):
+        load(path, num_heads=2)
+    told = {"num_heads": 2, "prefix_positions": "none"}
+    assert torch.equal(load(path, **told, block_norm="after").model(IMAGE), after(IMAGE))
+    before = load(path, **told, block_norm="before")
+    assert not torch.allclose(before.model(IMAGE), after(IMAGE), atol=1e-2)
+
+
+def test_attention_pooling_can_be_done_without(tmp_path: Path) -> None:
+    model = tiny_vit(class_token=False, pooling="attention", num_classes=0)
+    path = write_timm(model, tmp_path / "x.safetensors")
+    assert load(path, num_heads=2).config.pooling == "attention"
+    loaded = load(path, num_heads=2, pooling="mean")
+    assert "pooling='mean' in place of its attention pooling" in loaded.notes
+    torch.testing.assert_close(loaded.model(IMAGE), model.features(IMAGE, pooling="mean"))
+
+
 def test_a_loaded_model_moves_and_trains_with_stochastic_depth(tmp_path: Path) -> None:
     path = write_timm(tiny_vit(), tmp_path / "x.safetensors")
     model = load(path, num_heads=2, drop_path=0.5).model.to("cpu", torch.float64).train()
