@@ -40,6 +40,10 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         ("DINOv3ViTModel", "DINOv3ViTConfig", {"use_gated_mlp": True, "hidden_act": "silu", "key_bias": True}),
         ("CLIPVisionModel", "CLIPVisionConfig", {}),
         ("CLIPVisionModelWithProjection", "CLIPVisionConfig", {"projection_dim": 20, "hidden_act": "gelu"}),
+        ("BeitModel", "BeitConfig", {"use_relative_position_bias": True, "use_mean_pooling": False}),
+        ("BeitForImageClassification", "BeitConfig", {"use_relative_position_bias": True, "num_labels": 7}),
+        ("BeitForImageClassification", "BeitConfig", {"use_shared_relative_position_bias": True, "num_labels": 7}),
+        ("SiglipVisionModel", "SiglipVisionConfig", {}),
         ("ViTMAEModel", "ViTMAEConfig", {"mask_ratio": 0.0}),
         ("ViTMAEForPreTraining", "ViTMAEConfig", {"mask_ratio": 0.0}),
     ],
@@ -66,6 +70,8 @@ def test_transformers(model: str, config: str, changes: dict[str, Any], tmp_path
         theirs = getattr(made, made.base_model_prefix)(picture).last_hidden_state
     else:
         theirs = made(picture).last_hidden_state
+    if "Siglip" in model:
+        close(loaded.model(picture), made(picture).pooler_output)
     if "CLIP" in model:
         close(loaded.model.intermediates(picture, [-1])[0], theirs)
         close(loaded.model(picture), made(picture).pooler_output)
@@ -83,6 +89,96 @@ def test_transformers_at_another_size(family: str, size: tuple[int, int], tmp_pa
     randomize(made)
     made.save_pretrained(tmp_path)
     close(load(tmp_path).model.tokens(image(*size)), made(image(*size)).last_hidden_state)
+
+
+@torch.no_grad()
+def test_beit_in_the_naming_of_transformers_4(tmp_path: Path) -> None:
+    made = tiny_vit(
+        position="relative_bias", pooling="mean", final_norm="pooled", layer_scale=0.1, norm_eps=1e-12, depth=1
+    )
+    block = made.blocks[0]
+    q, k, v = block.attn.qkv.weight.chunk(3)
+    block.attn.qkv.bias[24:48] = 0  # keys have no bias
+    q_bias, _, v_bias = block.attn.qkv.bias.chunk(3)
+    attention, inside = (
+        "attention.attention",
+        {
+            "layernorm_before": block.norm1,
+            "layernorm_after": block.norm2,
+            "attention.output.dense": block.attn.out,
+            "intermediate.dense": block.mlp.up,
+            "output.dense": block.mlp.down,
+        },
+    )
+    layer = {f"{name}.{part}": getattr(module, part) for name, module in inside.items() for part in ("weight", "bias")}
+    layer |= {"lambda_1": block.residual1.scale, "lambda_2": block.residual2.scale}
+    layer |= {f"{attention}.query.weight": q, f"{attention}.key.weight": k, f"{attention}.value.weight": v}
+    layer |= {f"{attention}.query.bias": q_bias, f"{attention}.value.bias": v_bias}
+    bias = f"{attention}.relative_position_bias"
+    layer[f"{bias}.relative_position_bias_table"] = block.attn.relative_bias.table
+    layer[f"{bias}.relative_position_index"] = torch.zeros(17, 17, dtype=torch.int64)
+    state = {f"beit.encoder.layer.0.{key}": value for key, value in layer.items()}
+    state |= {
+        "beit.embeddings.cls_token": made.class_token[None],
+        "beit.embeddings.patch_embeddings.projection.weight": made.patch_embed.proj.weight,
+        "beit.embeddings.patch_embeddings.projection.bias": made.patch_embed.proj.bias,
+        "beit.pooler.layernorm.weight": made.norm.weight,
+        "beit.pooler.layernorm.bias": made.norm.bias,
+        "classifier.weight": made.head.out.weight,
+        "classifier.bias": made.head.out.bias,
+    }
+    save_file({key: value.detach().clone().contiguous() for key, value in state.items()}, tmp_path / "x.safetensors")
+    close(load(tmp_path / "x.safetensors").model(image()), made(image()))
+
+
+@torch.no_grad()
+def test_siglip_with_its_text_tower(tmp_path: Path) -> None:
+    transformers = oracles.transformers()
+    text = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 3, "vocab_size": 50}
+    made = transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=TINY)).eval()
+    randomize(made)
+    made.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    close(loaded.model(image()), made.vision_model(image()).pooler_output)
+    assert any("beside the encoder" in note for note in loaded.notes)
+
+
+@torch.no_grad()
+def test_siglip_in_jax(tmp_path: Path) -> None:
+    """big_vision's names, read by timm's loader and by ours."""
+    made = timm_vit(num_classes=0, depth=1, class_token=False, global_pool="map")
+    rng, width = np.random.default_rng(0), 48
+    block = {
+        "MlpBlock_0/Dense_0/kernel": (width, 4 * width),
+        "MlpBlock_0/Dense_0/bias": (4 * width,),
+        "MlpBlock_0/Dense_1/kernel": (4 * width, width),
+        "MlpBlock_0/Dense_1/bias": (width,),
+        "LayerNorm_0/scale": (width,),
+        "LayerNorm_0/bias": (width,),
+        "MultiHeadDotProductAttention_0/out/kernel": (3, 16, width),
+        "MultiHeadDotProductAttention_0/out/bias": (width,),
+    }
+    for part in ("query", "key", "value"):
+        block |= {f"MultiHeadDotProductAttention_0/{part}/kernel": (width, 3, 16)}
+        block |= {f"MultiHeadDotProductAttention_0/{part}/bias": (3, 16)}
+    shapes = {
+        "embedding/kernel": (8, 8, 3, width),
+        "embedding/bias": (width,),
+        "pos_embedding": (1, 16, width),
+        "Transformer/encoder_norm/scale": (width,),
+        "Transformer/encoder_norm/bias": (width,),
+        "Transformer/encoderblock_0/LayerNorm_1/scale": (width,),
+        "Transformer/encoderblock_0/LayerNorm_1/bias": (width,),
+        "MAPHead_0/probe": (1, 1, width),
+        **{f"Transformer/encoderblock_0/{key}": shape for key, shape in block.items()},
+        **{f"MAPHead_0/{key}": shape for key, shape in block.items()},
+    }
+    arrays = {f"params/img/{key}": rng.normal(size=shape).astype(np.float32) * 0.2 for key, shape in shapes.items()}
+    np.savez(tmp_path / "siglip.npz", **arrays)
+    made.load_pretrained(str(tmp_path / "siglip.npz"))
+    loaded = load(tmp_path / "siglip.npz", mlp="gelu")
+    assert loaded.config.pooling == "attention"
+    close(loaded.model(image()), made(image()))
 
 
 @torch.no_grad()
