@@ -125,7 +125,7 @@ def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, TokenGeometry]:
     *others, last = cast(list[Block], list(vit.blocks))
     for block in others:
         x_BND = block(x_BND, geometry)
-    q_BANE, k_BANE, v_BANE = last.attn.project(last.norm1(x_BND), geometry)
+    q_BANE, k_BANE, v_BANE = last.attn.project(x_BND if last.norms_after else last.norm1(x_BND), geometry)
     mask = last.attn.mask(geometry, q_BANE.dtype)
     out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
     return Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE), geometry

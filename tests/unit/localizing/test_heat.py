@@ -109,9 +109,11 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(alone["auto"], alone["subject"])
 
 
-@pytest.mark.parametrize("position", ["learned", "rope2d", "relative_bias"])
-def test_the_last_heads_are_those_of_the_whole_pass(position: str) -> None:
-    model, image = tiny_vit(position=position), torch.randn(2, 3, 24, 40)
+@pytest.mark.parametrize(
+    "settings", [{}, {"position": "rope2d"}, {"position": "relative_bias"}, {"block_norm": "after"}], ids=str
+)
+def test_the_last_heads_are_those_of_the_whole_pass(settings: dict[str, Any]) -> None:
+    model, image = tiny_vit(**settings), torch.randn(2, 3, 24, 40)
     seen: list[Heads] = []
     _, geometry = model.encode(image, visit=lambda index, heads, x_BND: seen.append(heads))
     heads, same = last_heads(model, image)
