@@ -67,6 +67,9 @@ class ViTConfig(JsonConfig):
     image_size: Size = (224, 224)
     patch_size: Size = (16, 16)
     in_channels: int = 3
+    # From pixels to tokens: each patch alone through one matrix; or small convolutions, each followed by pooling that
+    # halves the image, until it is a patch_size-th of its size (CCT), so that tokens know what lies across their edge.
+    stem: Literal["patchify", "convolutions"] = "patchify"
     # An image size that the patch does not divide: refuse it; pad it (right and below, with zeros) so that every
     # pixel is seen; or resize it to the nearest multiple.
     uneven_size: Literal["error", "pad", "resize"] = "error"
@@ -163,6 +166,12 @@ class ViTConfig(JsonConfig):
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
+        side = self.patch_size[0]
+        require(
+            self.stem == "patchify" or (self.patch_size == (side, side) and side > 1 and side.bit_count() == 1),
+            f"stem={self.stem!r} halves the image again and again: patch_size={self.patch_size} must be a square of 2, "
+            "4, 8 or another power of two",
+        )
         require(
             self.class_token or self.pooling in ("mean", "attention"),
             f"pooling={self.pooling!r} needs class_token=True; without a class token use 'mean' or 'attention'",

@@ -1,10 +1,14 @@
-"""From pixels to patch tokens: three ways to write the same map, and how an image of any size is fitted to it.
+"""From pixels to patch tokens: two stems, and how an image of any size is fitted to them.
 
 A patch embedding cuts the image into patches, flattens each and multiplies it by one matrix. A convolution whose
 stride is its kernel does exactly that, and is what the model runs; the two other forms are here to be read and are
-held equal to it by test.
+held equal to it by test. `resize_projection` makes its matrix fit patches of another size (FlexiViT).
+
+A convolutional tokenizer looks at a few pixels at a time and across the edges of patches, which suits small images and
+little data.
 """
 
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -32,6 +36,10 @@ class PatchEmbed(nn.Module):
         down, across = (side // config.resnet_stride for side in config.patch_size)
         self.proj = nn.Conv2d(channels, config.width, (down, across), stride=(down, across), bias=config.patch_bias)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.proj.weight.dtype
+
     def forward(self, image_BCHW: Tensor, grids: Sequence[Size] = ()) -> Tensor:
         """`grids`: as in `fit_to_patches`."""
         if self.resnet is not None:
@@ -51,6 +59,69 @@ class PatchEmbed(nn.Module):
         rows, columns = height // self.resnet.stride, width // self.resnet.stride
         padded = [F.pad(each, (0, columns - each.shape[3], 0, rows - each.shape[2])) for each in maps]
         return torch.cat(padded)
+
+
+class ConvTokenizer(nn.Module):
+    """Convolutions of 3x3, each followed by a max pool of 3x3 with stride 2 (CCT, Hassani et al. 2021,
+    arXiv:2104.05704), as many as halve the image to a patch_size-th: image_BCHW -> tokens_BPD.
+
+    One of them, of patch_size 2, is the paper's 3x1; two, of patch_size 4, its 3x2.
+    """
+
+    HIDDEN = 64
+    """Channels between two convolutions."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        halvings = config.patch_size[0].bit_length() - 1
+        widths = [config.in_channels, *[self.HIDDEN] * (halvings - 1), config.width]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1, bias=config.patch_bias) for before, after in itertools.pairwise(widths)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.convs[0].weight.dtype  # type: ignore[return-value]
+
+    def forward(self, image_BCHW: Tensor, grids: Sequence[Size] = ()) -> Tensor:
+        """`grids`: as in `fit_to_patches`."""
+        for halving, conv in enumerate(self.convs):
+            scale = 2 ** (len(self.convs) - halving)
+            sizes = [(h * scale, w * scale) for h, w in grids]
+            if halving and any(size != image_BCHW.shape[2:] for size in sizes):
+                # What the last convolution left beyond an image's edge is not zero; alone it would have met zeros.
+                image_BCHW = blank_outside(image_BCHW, sizes)
+            # Pooled before the ReLU: the maximum is the same, of a quarter of the numbers.
+            image_BCHW = F.max_pool2d(conv(image_BCHW), 3, stride=2, padding=1).relu()
+        return image_BCHW.flatten(2).transpose(1, 2)
+
+    def init_weights(self) -> None:
+        """As convolutions before a ReLU are started (He et al. 2015): what comes out varies as what went in."""
+        for conv in self.convs:
+            assert isinstance(conv, nn.Conv2d)
+            nn.init.kaiming_normal_(conv.weight)
+            if conv.bias is not None:
+                nn.init.zeros_(conv.bias)
+
+
+STEMS = {"patchify": PatchEmbed, "convolutions": ConvTokenizer}
+
+
+def resize_projection(weight_DCHW: Tensor, patch_size: Size) -> Tensor:
+    """A patch embedding's weights for patches of another size, in float64 and back (FlexiViT, Beyer et al. 2022,
+    arXiv:2212.08013).
+
+    Let R be the bilinear resizing of a patch from its old size to the new. The new weights v are those for which
+    <v, R x> comes nearest to <w, x> over all patches x: v = pinv(R') w. Where patches grow nothing is lost, and a patch
+    that was resized gives the very token that it gave before.
+    """
+    old, new = tuple(weight_DCHW.shape[-2:]), tuple(patch_size)
+    if old == new:
+        return weight_DCHW
+    weight_DCX = weight_DCHW.flatten(2).to(torch.float64)
+    each_old_pixel = torch.eye(old[0] * old[1], dtype=torch.float64, device=weight_DCHW.device).reshape(-1, 1, *old)
+    resizing_XY = F.interpolate(each_old_pixel, size=new, mode="bilinear").flatten(1)  # R', X old pixels, Y new ones
+    return (weight_DCX @ torch.linalg.pinv(resizing_XY).T).unflatten(2, new).to(weight_DCHW.dtype)
 
 
 def patchify(image_BCHW: Tensor, patch_size: Size) -> Tensor:
@@ -89,7 +160,7 @@ def fit_to_patches(
     grid = config.grid_for((height, width))
     fitted = (grid[0] * config.patch_size[0], grid[1] * config.patch_size[1])
     if sizes is not None:
-        image_BCHW, grids = _blank_outside(image_BCHW, config, sizes)
+        image_BCHW, grids = _keep_inside(image_BCHW, config, sizes)
         if all(own == grid for own in grids):
             grids = [grid]
     else:
@@ -123,7 +194,7 @@ def check_image(image_BCHW: Tensor, channels: int) -> None:
         raise PatchlightError(f"the image has shape {shape}; expected (batch, {channels}, height, width){remedy}")
 
 
-def _blank_outside(image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size]) -> tuple[Tensor, list[Size]]:
+def _keep_inside(image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size]) -> tuple[Tensor, list[Size]]:
     batch, _, height, width = image_BCHW.shape
     try:
         sizes = [(operator.index(h), operator.index(w)) for h, w in sizes]
@@ -135,8 +206,13 @@ def _blank_outside(image_BCHW: Tensor, config: ViTConfig, sizes: Sequence[Size])
         raise PatchlightError(
             f"`sizes` needs a (height, width) for each of the {batch} images, each within {height}x{width}; got {sizes}"
         )
+    return blank_outside(image_BCHW, sizes), [config.grid_for(size) for size in sizes]
+
+
+def blank_outside(image_BCHW: Tensor, sizes: Sequence[Size]) -> Tensor:
+    """The images with zeros right of and below each one's own (height, width)."""
     heights_B11, widths_B11 = torch.tensor(sizes, device=image_BCHW.device)[:, :, None, None].unbind(1)
-    down_H1 = torch.arange(height, device=image_BCHW.device)[:, None]
-    across_W = torch.arange(width, device=image_BCHW.device)
+    down_H1 = torch.arange(image_BCHW.shape[2], device=image_BCHW.device)[:, None]
+    across_W = torch.arange(image_BCHW.shape[3], device=image_BCHW.device)
     inside_BHW = (down_H1 < heights_B11) & (across_W < widths_B11)
-    return image_BCHW.where(inside_BHW[:, None], 0), [config.grid_for(size) for size in sizes]
+    return image_BCHW.where(inside_BHW[:, None], 0)
