@@ -166,6 +166,10 @@ class ViTConfig(JsonConfig):
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
+        require(
+            self.resnet is None or self.stem == "patchify",
+            f"resnet={self.resnet} and stem={self.stem!r} are two stems; leave one of them out",
+        )
         side = self.patch_size[0]
         require(
             self.stem == "patchify" or (self.patch_size == (side, side) and side > 1 and side.bit_count() == 1),

@@ -76,7 +76,8 @@ class ConvTokenizer(nn.Module):
         halvings = config.patch_size[0].bit_length() - 1
         widths = [config.in_channels, *[self.HIDDEN] * (halvings - 1), config.width]
         self.convs = nn.ModuleList(
-            nn.Conv2d(before, after, 3, padding=1, bias=config.patch_bias) for before, after in itertools.pairwise(widths)
+            nn.Conv2d(before, after, 3, padding=1, bias=config.patch_bias)
+            for before, after in itertools.pairwise(widths)
         )
 
     @property
@@ -104,7 +105,7 @@ class ConvTokenizer(nn.Module):
                 nn.init.zeros_(conv.bias)
 
 
-STEMS = {"patchify": PatchEmbed, "convolutions": ConvTokenizer}
+STEMS: dict[str, type[PatchEmbed] | type[ConvTokenizer]] = {"patchify": PatchEmbed, "convolutions": ConvTokenizer}
 
 
 def resize_projection(weight_DCHW: Tensor, patch_size: Size) -> Tensor:

@@ -32,7 +32,7 @@ from patchlight.models.positions import (
     lay_tokens,
     relative_index,
 )
-from patchlight.models.stems import PatchEmbed, fit_to_patches
+from patchlight.models.stems import STEMS, ConvTokenizer, fit_to_patches
 
 Pooling = Literal["cls", "mean", "cls_mean", "attention"]
 
@@ -125,7 +125,7 @@ class ViT(nn.Module):
         def learned_tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(int(count), config.width)) if count else None
 
-        self.patch_embed = PatchEmbed(config)
+        self.patch_embed = STEMS[config.stem](config)
         self.class_token = learned_tokens(config.class_token)
         self.distill_token = learned_tokens(config.distill_token)
         self.registers = learned_tokens(config.num_registers)
@@ -213,8 +213,7 @@ class ViT(nn.Module):
     def embed(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
         """The tokens that enter the first block, and how they lie: x_BND and what every block is told with it."""
         image_BCHW, grids = fit_to_patches(image_BCHW, self.config, sizes)
-        dtype = self.patch_embed.proj.weight.dtype
-        image_BCHW = image_BCHW.to(dtype)  # float32 images are welcome in a bfloat16 model
+        image_BCHW = image_BCHW.to(self.patch_embed.dtype)  # float32 images are welcome in a bfloat16 model
         grid = (image_BCHW.shape[2] // self.config.patch_size[0], image_BCHW.shape[3] // self.config.patch_size[1])
         geometry = lay_tokens(grid, grids, self.config.num_prefix, image_BCHW.device)
         if self.rope is not None:
@@ -280,8 +279,8 @@ class ViT(nn.Module):
         """Draw fresh weights, as ViTs are usually started.
 
         Weights, tokens and position tables: normal with deviation 0.02, cut off at two deviations. Biases: zero.
-        Norms: scale one, shift zero. `zero_head`: the classifier's last layer starts at zero too, so that the first
-        predictions are uniform (the original does this for fine-tuning).
+        Norms: scale one, shift zero. A convolutional stem: as it says itself. `zero_head`: the classifier's last layer
+        starts at zero too, so that the first predictions are uniform (the original does this for fine-tuning).
         """
         if self.norm.weight.is_meta:  # shapes without memory: nothing to draw
             return
@@ -300,6 +299,8 @@ class ViT(nn.Module):
                 _draw(module.query)
             elif isinstance(module, Residual) and module.scale is not None and module.initial_scale is not None:
                 nn.init.constant_(module.scale, module.initial_scale)
+        if isinstance(self.patch_embed, ConvTokenizer):
+            self.patch_embed.init_weights()
         for tokens in (self.class_token, self.distill_token, self.registers):
             if tokens is not None:
                 _draw(tokens)

@@ -254,6 +254,7 @@ def _check_encoder(config: ViTConfig) -> None:
     (height, width), (down, across) = config.image_size, config.patch_size
     require(config.num_classes == 0, f"model.num_classes={config.num_classes}: MAE learns no classes; set it to 0")
     require(config.in_channels == 3, f"model.in_channels={config.in_channels}: MAE draws photos, which have 3")
+    require(config.stem == "patchify", f"model.stem={config.stem!r} would see hidden patches; use stem='patchify'")
     require(
         config.position not in ("relative_bias", "relative_mlp", "rope_mixed"),
         f"model.position={config.position!r} needs the patches in their places; use 'sincos2d', 'learned' or 'rope2d'",

@@ -157,6 +157,7 @@ _TIMM = Origin(
 
 ORIGINS: tuple[Origin, ...] = (
     Origin(name="patchlight", marks=("patch_embed.proj.weight", "blocks.0.attn.out.weight"), names=OURS),
+    Origin(name="patchlight", marks=("patch_embed.convs.0.weight", "blocks.0.attn.out.weight"), names=OURS),
     _TIMM,
     replace(_TIMM, name="DINOv2", marks=("patch_embed.proj.weight", "blocks.0.0.norm1.weight")),  # blocks in chunks
     Origin(

@@ -97,9 +97,10 @@ def read_config(
             elif why[name] == "shapes" and value != told[name] and where != "you" and name in _FIRM:
                 raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
     for name in sorted(set(overrides) & _FIRM):
-        value = _pair(overrides[name]) if name == "patch_size" else overrides[name]
-        if why[name] == "shapes" and value != told[name]:
-            raise CheckpointError(f"{source}: {name}={value!r} was asked for, but its tensors have {told[name]!r}")
+        if why[name] == "shapes" and overrides[name] != told[name]:
+            raise CheckpointError(
+                f"{source}: {name}={overrides[name]!r} was asked for, but its tensors have {told[name]!r}"
+            )
     has_table = "positions.table" in state
     if "position" not in told and has_table:
         told["position"], why["position"] = "learned", "shapes"
@@ -149,7 +150,7 @@ def _refuse_riddles(told: Mapping[str, Any], found: Recognised, source: str) -> 
 
 
 # Settings that tensors decide, so that nothing else may contradict them.
-_FIRM = frozenset({"width", "depth", "patch_size", "in_channels", "num_registers", "class_token"})
+_FIRM = frozenset({"width", "depth", "stem", "patch_size", "in_channels", "num_registers", "class_token"})
 
 
 def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
@@ -160,8 +161,14 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
             raise CheckpointError(f"{source}: tensor for {key!r} has shape {tuple(state[key].shape)}, not {ndim} axes")
         return tuple(state[key].shape)
 
-    width, channels, down, across = shape("patch_embed.proj.weight", 4)
-    resnet = None
+    stem, resnet = "patchify", None
+    convs = sum(key.startswith("patch_embed.convs.") and key.endswith(".weight") for key in state)
+    if convs:
+        stem, down, across = "convolutions", 2**convs, 2**convs
+        width = shape(f"patch_embed.convs.{convs - 1}.weight", 4)[0]
+        channels = shape("patch_embed.convs.0.weight", 4)[1]
+    else:
+        width, channels, down, across = shape("patch_embed.proj.weight", 4)
     if "patch_embed.resnet.conv.weight" in state:
         channels = shape("patch_embed.resnet.conv.weight", 4)[1]
         parts = [key.split(".") for key in state if key.startswith("patch_embed.resnet.stages.")]
@@ -173,11 +180,12 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
     told: dict[str, Any] = {
         "width": width,
         "in_channels": channels,
+        "stem": stem,
         "patch_size": (down, across),
         "resnet": resnet,
         # Up to the first gap: what comes after it is unexpected, and a huge number cannot ask for as many blocks.
         "depth": next(number for number in itertools.count() if str(number) not in blocks),
-        "patch_bias": "patch_embed.proj.bias" in state,
+        "patch_bias": "patch_embed.proj.bias" in state or "patch_embed.convs.0.bias" in state,
         "qkv_bias": "blocks.0.attn.qkv.bias" in state,
         "qk_norm": "blocks.0.attn.q_norm.weight" in state,
         "embed_norm": "embed_norm.weight" in state,

@@ -19,6 +19,7 @@ from patchlight.images.preprocess import Preprocess
 from patchlight.images.preprocess import from_timm as timm_preprocess
 from patchlight.images.preprocess import from_transformers as transformers_preprocess
 from patchlight.models.positions import resample
+from patchlight.models.stems import resize_projection
 from patchlight.models.vit import ViT
 from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
 from patchlight.weights.convert import State, convert, reorder_rope
@@ -133,8 +134,9 @@ def load(
     `source`: "default" (the model inside the package), a catalogue name (`patchlight models`), a .safetensors, .pt,
     .pth, .bin or .npz file, a folder (Hugging Face's, timm's or ours), or "hf:owner/name" on the hub.
     `overrides` are settings of `ViTConfig` that the checkpoint cannot tell, such as `num_heads=3`; `num_classes=`
-    puts a fresh head in place of another, and `image_size=` resamples the positions for good. A partial load raises,
-    unless `strict=False`, which says in `notes` what is missing.
+    puts a fresh head in place of another, `image_size=` resamples the positions for good, and `patch_size=` resizes the
+    patch projection too, so that the same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless
+    `strict=False`, which says in `notes` what is missing.
     """
     check_names(ViTConfig, overrides)
     _check_arguments(source, dtype, device, preprocess)
@@ -159,6 +161,7 @@ def load(
     if config.pooling != "attention" and reading.config.pooling == "attention":
         state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
         notes.append(f"pooling={config.pooling!r} in place of its attention pooling")
+    _resize_patches(state, reading.config, config)
     _resample_positions(state, reading.config, config)
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
         model = ViT(config)
@@ -260,7 +263,8 @@ def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[str, Any]) -> Reading:
-    """The checkpoint's own config. Its head and image size are its own business, whatever the caller wants of them."""
+    """The checkpoint's own config. Its head, image and patch size are its own business, whatever the caller wants of
+    them."""
     if "patchlight" in found.config:
         check_config(state, encoder, _our_part(found, "model"), "config.json", found.source)
         own = ViTConfig.from_dict(_our_part(found, "model"))
@@ -272,7 +276,10 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
         hints.append(("config.json", _transformers_hints(found.config, found.source)))
     if found.entry is not None:
         hints.append(("the catalogue", found.entry.settings))
-    asked = {name: value for name, value in overrides.items() if name not in ("num_classes", "head_hidden")}
+    changed = {"num_classes", "head_hidden", "patch_size"}
+    if "patch_size" in overrides:
+        changed.add("image_size")  # which is then meant for the new patches
+    asked = {name: value for name, value in overrides.items() if name not in changed}
     return read_config(state, encoder, hints, asked, found.source)
 
 
@@ -345,8 +352,16 @@ def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> V
     if overrides.get("num_classes") == 0:
         overrides = {"head_hidden": 0, **overrides}
     asked = dataclasses.replace(own, **overrides)
-    if asked.image_size != own.image_size and (own.has_position_table or own.position == "relative_bias"):
-        notes.append(f"resampled positions from {_size(own.image_size)} to {_size(asked.image_size)}")
+    if asked.patch_size != own.patch_size:
+        if own.stem != "patchify":
+            raise PatchlightError(f"patch_size={asked.patch_size}: the patches of stem={own.stem!r} cannot be resized")
+        notes.append(f"resized the patch projection from {_size(own.patch_size)} to {_size(asked.patch_size)}")
+    if asked.grid != own.grid and (own.has_position_table or own.position == "relative_bias"):
+        sizes = _size(own.image_size), _size(asked.image_size)
+        how = (
+            f"{sizes[0]} to {sizes[1]}" if sizes[0] != sizes[1] else f"{_size(own.grid)} to {_size(asked.grid)} patches"
+        )
+        notes.append(f"resampled positions from {how}")
     if asked.num_classes != own.num_classes:
         fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
         notes.append(f"{fresh} in place of its {own.num_classes} classes" if own.num_classes else fresh)
@@ -359,6 +374,12 @@ def _and_more(keys: list[str]) -> str:
 
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
+
+
+def _resize_patches(state: State, own: ViTConfig, config: ViTConfig) -> None:
+    if own.patch_size != config.patch_size:
+        key, (down, across), stride = "patch_embed.proj.weight", config.patch_size, config.resnet_stride
+        state[key] = resize_projection(state[key], (down // stride, across // stride))
 
 
 def _resample_positions(state: State, own: ViTConfig, config: ViTConfig) -> None:

@@ -120,6 +120,7 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
     _refuse(
         "transformers",
         config,
+        stem="patchify",
         position="learned",
         prefix_positions="all",
         class_token=True,
@@ -164,7 +165,7 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
 
 def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
     _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
-    _refuse("timm", config, resnet=None, block_norm="before", inner_norm="none")
+    _refuse("timm", config, stem="patchify", resnet=None, block_norm="before", inner_norm="none")
     if config.mlp == "swiglu":
         _refuse("timm", config, mlp="gelu")
     if preprocess.resize == "none":
