@@ -21,7 +21,7 @@ class Heads(NamedTuple):
     k_BANE: Tensor
     v_BANE: Tensor
     mask: Tensor | None
-    """What was added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N)."""
+    """What was added to the scores (1 or B, 1 or A, 1 or N, N), or which keys count (B, 1, 1 or N, N)."""
     out_BANE: Tensor
 
     def rows(self, queries: Sequence[int] | slice | Tensor | None = None) -> Tensor:
@@ -29,10 +29,10 @@ class Heads(NamedTuple):
         queries = slice(None) if queries is None else queries
         with torch.autocast(self.q_BANE.device.type, enabled=False):
             scores_BAQN = _products(self.q_BANE[:, :, queries], self.k_BANE) * self.q_BANE.shape[-1] ** -0.5
-            if self.mask is not None and self.mask.dtype == torch.bool:
-                scores_BAQN = scores_BAQN.masked_fill(~self.mask, -torch.inf)
-            elif self.mask is not None:
-                scores_BAQN = scores_BAQN + self.mask[:, :, queries]
+            if self.mask is not None:
+                mask = self.mask.expand(-1, -1, self.q_BANE.shape[2], -1)[:, :, queries]
+                is_bool = mask.dtype == torch.bool
+                scores_BAQN = scores_BAQN.masked_fill(~mask, -torch.inf) if is_bool else scores_BAQN + mask
             return scores_BAQN.softmax(-1)
 
 
@@ -78,7 +78,7 @@ class Attention(nn.Module):
         return q_BANE, k_BANE, v_BNAE.transpose(1, 2)
 
     def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores (1 or B, A, N, N), or which keys count (B, 1, 1, N), or None."""
+        """What is added to the scores (1 or B, 1 or A, 1 or N, N), or which keys count (B, 1, 1 or N, N), or None."""
         if self.relative_bias is None:
-            return geometry.mask_B11N()
+            return geometry.mask(dtype)
         return self.relative_bias(geometry).to(dtype)

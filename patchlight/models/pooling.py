@@ -20,6 +20,9 @@ def pool(x_BND: Tensor, how: str, geometry: TokenGeometry) -> Tensor:
     if how != "mean":
         raise PatchlightError(f"unknown pooling {how!r}; use 'cls', 'mean', 'cls_mean' or 'attention'")
     patches_BPD = x_BND[:, geometry.num_prefix :]
+    if geometry.counts_BN is not None:
+        counts_BP1 = geometry.counts_BN[:, geometry.num_prefix :, None].to(x_BND.dtype)
+        return (patches_BPD * counts_BP1).sum(1) / counts_BP1.sum(1)
     if geometry.valid_BN is None:
         return patches_BPD.mean(1)
     valid_BP1 = geometry.valid_BN[:, geometry.num_prefix :, None]

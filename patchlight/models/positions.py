@@ -40,6 +40,10 @@ class TokenGeometry:
     """Cosines and sines (1 or B, 1, N, E / 2) that turn queries and keys."""
     offsets_NN: Tensor | None = None
     """For each pair of tokens the row of a relative table that holds its bias."""
+    segments_BN: Tensor | None = None
+    """In rows that hold several images (packing.py) the one that each token is of: it attends to no other."""
+    counts_BN: Tensor | None = None
+    """For how many tokens each one counts, where not all count for one (merging.py, video.py)."""
 
     @property
     def every_image_fills_the_grid(self) -> bool:
@@ -48,6 +52,15 @@ class TokenGeometry:
     def mask_B11N(self) -> Tensor | None:
         """Which tokens may be attended to, for `scaled_dot_product_attention`; None if all."""
         return None if self.valid_BN is None else self.valid_BN[:, None, None, :]
+
+    def mask(self, dtype: torch.dtype) -> Tensor | None:
+        """The same, with packed rows kept apart (B, 1, N, N), or what is added to the scores of tokens that count for
+        more or less than one (B, 1, 1, N): attention is then what it would be on as many equal tokens."""
+        if self.counts_BN is not None:
+            return self.counts_BN.log()[:, None, None].to(dtype)
+        if self.segments_BN is not None:
+            return self.segments_BN[:, None, :, None] == self.segments_BN[:, None, None]
+        return self.mask_B11N()
 
     def picture_BDhw(self, x_BND: Tensor) -> Tensor:
         """The patch tokens, without the prefix, where they lie on the image."""

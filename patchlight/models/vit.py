@@ -240,6 +240,10 @@ class ViT(nn.Module):
     ) -> tuple[Tensor, TokenGeometry]:
         """As `tokens`, and how they lie. `visit` is shown each block as it is passed; all of `explain` rests on it."""
         x_BND, geometry = self.embed(image_BCHW, sizes)
+        return self.run_blocks(x_BND, geometry, visit), geometry
+
+    def run_blocks(self, x_BND: Tensor, geometry: TokenGeometry, visit: Visit | None = None) -> Tensor:
+        """From the tokens that `embed` gave, or others that lie as `geometry` says, to those that `encode` gives."""
         for index, block in enumerate(self.blocks):
             if visit is None:
                 x_BND = self._run(block, x_BND, geometry)
@@ -247,7 +251,7 @@ class ViT(nn.Module):
                 heads: list[Heads] = []
                 x_BND = block(x_BND, geometry, heads)
                 visit(index, heads[0], x_BND)
-        return self.norm(x_BND) if self.config.final_norm == "tokens" else x_BND, geometry
+        return self.norm(x_BND) if self.config.final_norm == "tokens" else x_BND
 
     def _run(self, block: nn.Module, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
         if self.checkpoint_blocks and torch.is_grad_enabled():
