@@ -56,10 +56,9 @@ class MergingViT(nn.Module):
             raise PatchlightError(
                 f"MergingViT takes a ViT, not a {type(vit).__name__}; of what `load` gives, its .model"
             )
-        if vit.config.position not in MOVABLE or vit.config.pooling not in ("cls", "mean", "cls_mean"):
+        if vit.config.position not in MOVABLE:
             raise PatchlightError(
-                f"tokens cannot be merged with position={vit.config.position!r} and pooling={vit.config.pooling!r}; "
-                f"they can with {', '.join(MOVABLE)}, and with 'cls', 'mean' or 'cls_mean'"
+                f"tokens cannot be merged with position={vit.config.position!r}; they can with {', '.join(MOVABLE)}"
             )
         rates: list[int] = list(r) if isinstance(r, list | tuple) else [r] * (vit.config.depth - 1)  # type: ignore[list-item]
         if len(rates) != vit.config.depth - 1 or any(not isinstance(rate, int) or rate < 0 for rate in rates):

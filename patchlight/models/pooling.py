@@ -45,7 +45,7 @@ class AttentionPool(nn.Module):
     def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
         """features_BD"""
         q_BA1E, k_BANE, v_BANE = self._project(x_BND)
-        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=geometry.mask_B11N())
+        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=geometry.mask(k_BANE.dtype))
         features_BD = self.out(asked_BA1E.flatten(1))
         return features_BD + self.mlp(self.norm(features_BD))
 

@@ -89,8 +89,8 @@ def _over_time(geometry: TokenGeometry, batch: int, moments: int) -> TokenGeomet
 def inflate(vit: ViT, num_frames: int = 16, tubelet: int = 2) -> VideoViT:
     """A video model that says of a still clip what the image model says of its frame: the patch projection is shared
     out evenly over a tubelet's frames (Carreira and Zisserman 2017), and the moments' positions start at zero."""
-    if vit.config.stem != "patchify":
-        raise PatchlightError(f"stem={vit.config.stem!r} cannot be inflated; only patch projections can")
+    if vit.config.stem != "patchify" or vit.config.resnet is not None:
+        raise PatchlightError("a convolutional stem cannot be inflated; only patch projections can")
     video = VideoViT(vit.config, num_frames, tubelet).to(vit.norm.weight)
     state = {key: value.clone() for key, value in vit.state_dict().items()}
     state["patch_embed.proj.weight"] = (state["patch_embed.proj.weight"] / tubelet).repeat(1, tubelet, 1, 1)

@@ -1,4 +1,4 @@
-"""What README.md tells people to type works, and the files it names are there."""
+"""What README.md tells people to type works, the examples in docs/tokens.md too, and the files it names are there."""
 
 import re
 import shlex
@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PYTHON_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = [README, (ROOT / "docs" / "tokens.md").read_text()]
+PYTHON_BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 COMMANDS = re.findall(r"^    (patchlight .*)$", README, re.MULTILINE)
 TREE = re.search(r"```text\n(.*?)```", README, re.DOTALL)
 

@@ -55,6 +55,7 @@ def test_what_is_padded_gets_the_answer_it_gets_alone(patch: int) -> None:
         place[:, : image.shape[1], : image.shape[2]] = image
     alone = torch.cat([vit(image[None]) for image in images])
     torch.testing.assert_close(vit(batch, sizes=sizes), alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(vit(batch[:1], sizes=sizes[:1]), alone[:1], atol=1e-4, rtol=1e-4)
 
 
 def test_saved_and_read_with_and_without_its_config(tmp_path: Path) -> None:
@@ -75,10 +76,22 @@ def test_saved_and_read_with_and_without_its_config(tmp_path: Path) -> None:
             save(vit, tmp_path / "x", layout=layout)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("patch", [2, 4])
+def test_exports_with_any_batch_and_size(patch: int) -> None:
+    vit = tiny_vit(**SMALL, patch_size=patch)
+    batch, rows, columns = (torch.export.Dim(name, min=2, max=16) for name in ("batch", "rows", "columns"))
+    shapes = {"image_BCHW": {0: batch, 2: patch * rows, 3: patch * columns}}
+    exported = torch.export.export(vit, (torch.randn(2, 3, 16, 24),), dynamic_shapes=shapes).module()
+    image = torch.randn(3, 3, 8, 32)
+    torch.testing.assert_close(exported(image), vit(image), atol=1e-5, rtol=1e-5)
+
+
 def test_config_says_which_patches_it_can_have() -> None:
     for patch in (1, 6, 12, (2, 4)):
         with pytest.raises(PatchlightError, match="power of two"):
             ViTConfig(stem="convolutions", image_size=48, patch_size=patch)
+    with pytest.raises(PatchlightError, match="are two stems"):
+        ViTConfig(stem="convolutions", patch_size=16, resnet=())
 
 
 def test_starts_with_tokens_that_vary_as_the_pixels_do() -> None:

@@ -68,7 +68,7 @@ def test_merge_equals_the_loop(prefix: int, patches: int, r: int) -> None:
             assert all(merged.owner_BN[image, member] == place for member in group)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean", "attention"])
 @pytest.mark.parametrize("r", [4, 8, [12, 5]])
 def test_equal_tokens_are_merged_without_a_trace(pooling: Any, r: Any) -> None:
     """Where patches are copies of each other nothing is lost, if a token counts for as many as it holds."""

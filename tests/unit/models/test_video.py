@@ -26,6 +26,7 @@ def still(image_BCHW: torch.Tensor, frames: int) -> torch.Tensor:
         {"pooling": "cls_mean", "num_classes": 0},
         {"pooling": "mean", "final_norm": "pooled", "qk_norm": True},
         {"distill_token": True},
+        {"pooling": "attention", "block_norm": "after"},
     ],
 )
 def test_a_still_clip_has_the_features_of_its_frame(position: Any, changes: dict[str, Any]) -> None:
@@ -87,5 +88,6 @@ def test_what_cannot_be_inflated_is_named() -> None:
         inflate(tiny_vit(), num_frames=5)
     with pytest.raises(PatchlightError, match="position='relative_bias' knows one image's grid"):
         inflate(tiny_vit(position="relative_bias"))
-    with pytest.raises(PatchlightError, match="stem='convolutions' cannot be inflated"):
-        inflate(tiny_vit(stem="convolutions"))
+    for stem in ({"stem": "convolutions"}, {"resnet": (), "image_size": 32}):
+        with pytest.raises(PatchlightError, match="a convolutional stem cannot be inflated"):
+            inflate(tiny_vit(**stem))

@@ -92,6 +92,13 @@ def test_a_stretched_photo_of_flat_patches_gets_the_same_answer(tmp_path: Path) 
     assert loaded.notes == ("resized the patch projection from 8x8 to 16x16", loaded.notes[-1])
 
 
+def test_behind_a_resnet_the_projection_of_its_pixels_is_resized(tmp_path: Path) -> None:
+    vit = tiny_vit(resnet=())  # which leaves a pixel of 4x4
+    loaded = load(save(vit, tmp_path / "m"), patch_size=16)
+    assert loaded.model.patch_embed.proj.weight.shape[2:] == (4, 4)
+    assert loaded.model(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
 def test_a_patch_that_does_not_divide_is_named(tmp_path: Path) -> None:
     folder = save(tiny_vit(position="rope2d"), tmp_path / "m")
     with pytest.raises(PatchlightError, match="patches of 5x5 do not divide an image of 32x32; 30x30 would do"):
