@@ -17,8 +17,11 @@ DEVIATIONS = 1.64
 """How sure of that precision: the photos of the fit bound it from below with this many standard deviations, so that
 other photos keep it as a rule."""
 
-CALLED_EMPTY = 0.02
-"""The share of right boxes that may be called empty."""
+CALLED_EMPTY = 0.01
+"""The share of photos with a subject that may be called empty."""
+
+EMPTY_ANSWERED = 0.05
+"""The share of photos without a subject that may be answered with one. Most photos of a camera trap are such."""
 
 PULL = 1.0
 """Towards weights of 0, as the inverse variance of measures that are scaled to a deviation of 1."""
@@ -40,9 +43,10 @@ def fit(measures: Sequence[Measures], right: Sequence[bool], shows_one: Sequence
     numbers = {name: round(float(weight), 3) for name, weight in zip(NAMES, weights_M, strict=True)}
     plain = Calibration(bias=round(bias, 3), **numbers)
     confidence_N = np.array([confidence_of(each, plain) for each in measures])
-    # The promise holds among photos with a subject, and among all of these: an answer where there is none is wrong.
-    sure = max(least_sure(confidence_N[shows_N], right_N[shows_N]), least_sure(confidence_N, right_N))
-    nothing = float(np.quantile(confidence_N[right_N], CALLED_EMPTY))
+    sure = least_sure(confidence_N[shows_N], right_N[shows_N])
+    if not shows_N.all():
+        sure = max(sure, round(float(np.quantile(confidence_N[~shows_N], 1 - EMPTY_ANSWERED)), 3))
+    nothing = float(np.quantile(confidence_N[shows_N], CALLED_EMPTY))
     return Calibration(bias=plain.bias, **numbers, sure=sure, nothing=min(round(nothing, 3), sure))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from patchlight.config import Calibration, SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.localizing.boxes import regions_of
-from patchlight.localizing.calibrate import PRECISION, fit, least_sure, logistic
+from patchlight.localizing.calibrate import EMPTY_ANSWERED, PRECISION, fit, least_sure, logistic
 from patchlight.localizing.decide import GENERIC, NAMES, Measures, confidence_of, decide, measure
 
 # Trusts what is hot, and is sure from a mean heat of 0.6 on.
@@ -180,6 +180,11 @@ def test_fit_tells_hot_regions_from_cold_ones() -> None:
     assert hot > 0.95
     assert cold < 0.05
     assert 0 < calibration.nothing <= calibration.sure < 1
+    # Photos that show nothing raise what it takes to be sure, until all but a few of them are left unanswered.
+    empty = [measure(heat := spots((3, 3, 8, 8, rng.uniform(0.2, 0.9)), cold=0.05), regions_of(heat)[0]) for _ in right]
+    strict = fit([*measures, *empty], [*right, *[False] * 400], [True] * 400 + [False] * 400)
+    answered = np.mean([confidence_of(each, strict) >= strict.sure for each in empty])
+    assert 0 < answered <= EMPTY_ANSWERED + 0.005
     with pytest.raises(PatchlightError, match="right boxes"):
         fit(measures, [True] * 400, [True] * 400)
     with pytest.raises(PatchlightError, match="one `right`"):
