@@ -78,7 +78,7 @@ class Background:
     noise_HW: Floats
     """By how much a pixel is off as a rule."""
     heat_hw: Floats
-    """The heat that is there in nearly every frame."""
+    """The heat that is there in nearly every frame, or in nearly every one where nothing moves, if most are such."""
     changed_THW: Bools
     """Which pixels of each frame differ from the background, by more than they do anyway."""
 
@@ -97,14 +97,17 @@ class Background:
         changed_THW = off_THW > np.maximum(LEAST_CHANGE, NOISE_FACTOR * noise_HW)
         contrast = np.median(np.abs(scene_HWC - np.median(scene_HWC, axis=(0, 1))).max(-1))
         changed_THW |= np.median(off_THW, axis=(1, 2), keepdims=True) > SAME_SCENE * contrast
+        # A model that is sure of an animal may not look at the stump beside it: where nothing moves in most frames,
+        # those tell best.
+        quiet_T = _changed(changed_THW, heats_Thw.shape[1:]).max((1, 2)) < 0.5
+        if quiet_T.sum() >= max(LEAST_FRAMES, len(quiet_T) / 2):
+            heats_Thw = heats_Thw[quiet_T]
         heat_hw = np.quantile(heats_Thw, ABSENT_SHARE, axis=0, method="lower")
         return cls(scene_HWC.astype(np.float32), noise_HW.astype(np.float32), heat_hw.astype(np.float32), changed_THW)
 
     def changed_hw(self, frame: int) -> Floats:
         """How much a frame's patches differ from the background: 0 not at all, 1 certainly."""
-        share_hw = _means(self.changed_THW[frame].astype(np.float32), self.heat_hw.shape)
-        least, most = PATCH_SHARES
-        return ((share_hw - least) / (most - least)).clip(0, 1).astype(np.float32)
+        return _changed(self.changed_THW[frame, None], self.heat_hw.shape)[0]
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,13 @@ def evidence(frames: int, times: Sequence[float | None] | None = None) -> float:
 def settle(decision: Decision, unchanged: bool) -> Decision:
     """A frame's decision, once it is known whether anything in it differs from the scene: an empty one has none."""
     return "none" if unchanged and decision == "unsure" else decision
+
+
+def _changed(changed_THW: Bools, grid: tuple[int, ...]) -> Floats:
+    """How much the patches of frames differ from the background, by their pixels that do: 0 not at all, 1 certainly."""
+    shares_Thw = np.stack([_means(changed_HW.astype(np.float32), grid) for changed_HW in changed_THW])
+    least, most = PATCH_SHARES
+    return ((shares_Thw - least) / (most - least)).clip(0, 1).astype(np.float32)
 
 
 def _regions_static(heat_hw: Floats, changed_hw: Floats, static_hw: Floats) -> Floats:
