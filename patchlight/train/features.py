@@ -111,7 +111,8 @@ def _collect(
     photos = 0
     with evaluating(model):
         for images_BCHW, labels_B, _ in batches:
-            found.append(look(images_BCHW.to(weight.device, weight.dtype)).cpu())
+            # Copied, for what was pooled may be a view that holds on to every token.
+            found.append(look(images_BCHW.to(weight.device, weight.dtype)).cpu().clone())
             labels.append(labels_B.long().cpu())
             photos += len(labels_B)
             if tell is not None:
