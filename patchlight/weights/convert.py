@@ -43,6 +43,8 @@ class Origin:
     """Settings that no shape can tell."""
     prepare: Callable[[State], State] | None = None
     """What a table of names cannot say, done before renaming."""
+    architecture: str = "vit"
+    """Which of `families.CONFIGS` its models have."""
 
 
 def _prepare_timm(state: State) -> State:

@@ -14,8 +14,14 @@ from torch import Tensor
 
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.weights.convert import ORIGINS, Origin, State
+from patchlight.families import ModelConfig
+from patchlight.weights import convert_convnext, convert_swin
+from patchlight.weights.convert import ORIGINS as VIT_ORIGINS
+from patchlight.weights.convert import Origin, State
 from patchlight.weights.read import CheckpointError
+
+# A plain ViT's marks are the fewest, so that others are looked for first.
+ORIGINS: tuple[Origin, ...] = (*convert_swin.ORIGINS, *convert_convnext.ORIGINS, *VIT_ORIGINS)
 
 # Where a checkpoint holds several encoders, the better one by its authors' account comes first.
 PREFERENCE = ("teacher", "ema", "model", "backbone", "student")
@@ -46,7 +52,7 @@ class Recognised:
 class Reading:
     """A config and where each of its settings came from."""
 
-    config: ViTConfig
+    config: ModelConfig
     why: dict[str, str]
 
 
@@ -68,7 +74,7 @@ def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
         beside = [key for key in outside if key not in heads]
         shapes = {key: tuple(value.shape) for key, value in state.items()}
         return Recognised(origin, prefix, state, shapes, beside)
-    known = ", ".join(origin.name for origin in ORIGINS)
+    known = ", ".join(dict.fromkeys(origin.name for origin in VIT_ORIGINS)) + "; also Swin, ConvNeXt"
     names = ", ".join(sorted(tensors)[:3]) + (", ..." if len(tensors) > 3 else "")
     raise CheckpointError(f"{source}: no ViT that we know is in it (tensors: {names or 'none'}; known: {known})")
 

@@ -1,4 +1,4 @@
-"""Any ViT checkpoint to the model that its authors meant, with its preprocessing; or one clear sentence."""
+"""Any checkpoint that we know to the model that its authors meant, with its preprocessing; or one clear sentence."""
 
 import contextlib
 import dataclasses
@@ -15,17 +15,20 @@ from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig, check_names
 from patchlight.errors import PatchlightError
+from patchlight.families import CONFIGS, ModelConfig, SwinConfig, check_names_of_any, config_from_dict
 from patchlight.images.preprocess import Preprocess
 from patchlight.images.preprocess import from_timm as timm_preprocess
 from patchlight.images.preprocess import from_transformers as transformers_preprocess
+from patchlight.models.families import Model, make_model
 from patchlight.models.positions import resample
 from patchlight.models.stems import resize_projection
-from patchlight.models.vit import ViT
 from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
 from patchlight.weights.convert import State, convert, reorder_rope
+from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.fetch import fetch
 from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, recognise
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
+from patchlight.weights.staged import check_staged, hints_of, read_staged
 
 VERSION = 1
 """Of the part of config.json that is ours."""
@@ -95,8 +98,8 @@ class Provenance:
 class Loaded:
     """A model ready to use, and everything that came with it."""
 
-    model: ViT
-    config: ViTConfig
+    model: Model
+    config: ModelConfig
     preprocess: Preprocess
     labels: tuple[str, ...] | None
     subject: SubjectHeat | None
@@ -133,17 +136,19 @@ def load(
 
     `source`: "default" (the model inside the package), a catalogue name (`patchlight models`), a .safetensors, .pt,
     .pth, .bin or .npz file, a folder (Hugging Face's, timm's or ours), or "hf:owner/name" on the hub.
-    `overrides` are settings of `ViTConfig` that the checkpoint cannot tell, such as `num_heads=3`; `num_classes=`
-    puts a fresh head in place of another, `image_size=` resamples the positions for good, and `patch_size=` resizes the
-    patch projection too, so that the same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless
-    `strict=False`, which says in `notes` what is missing.
+    `overrides` are settings of its config (`ViTConfig`, `SwinConfig`, `ConvNeXtConfig`) that the checkpoint cannot
+    tell, such as `num_heads=3`; `num_classes=` puts a fresh head in place of another, `image_size=` (in a Swin,
+    `window_size=`) resamples the positions for good, and `patch_size=` resizes a ViT's patch projection too, so that the
+    same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless `strict=False`, which says in
+    `notes` what is missing.
     """
-    check_names(ViTConfig, overrides)
+    check_names_of_any(overrides)
     _check_arguments(source, dtype, device, preprocess)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
     encoder = recognise(tensors, str(source))
     del tensors  # from here on, what the encoder does not need can go
+    check_names(CONFIGS[encoder.origin.architecture], overrides)
     with _naming(str(source), "a tensor is not what its name promises"):
         state, left_out = convert(encoder.state, encoder.origin)
     _check_finite(state, found.weights, str(source))
@@ -156,15 +161,18 @@ def load(
 
     with _naming(str(source), "an override cannot be"):
         config = _target(reading.config, overrides, notes)
-    if encoder.origin.name == "timm" and config.turns and config.rope_coordinates == "index":
-        state = reorder_rope(state, config)
-    if config.pooling != "attention" and reading.config.pooling == "attention":
-        state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
-        notes.append(f"pooling={config.pooling!r} in place of its attention pooling")
-    _resize_patches(state, reading.config, config)
-    _resample_positions(state, reading.config, config)
+    if isinstance(config, ViTConfig) and isinstance(reading.config, ViTConfig):
+        if encoder.origin.name == "timm" and config.turns and config.rope_coordinates == "index":
+            state = reorder_rope(state, config)
+        if config.pooling != "attention" and reading.config.pooling == "attention":
+            state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
+            notes.append(f"pooling={config.pooling!r} in place of its attention pooling")
+        _resize_patches(state, reading.config, config)
+        _resample_positions(state, reading.config, config)
+    elif isinstance(config, SwinConfig) and isinstance(reading.config, SwinConfig):
+        fit_windows(state, reading.config, config, notes, str(source))
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
-        model = ViT(config)
+        model = make_model(config)
     _fill(model, state, reading.config, notes, strict=strict, source=str(source), dtype=dtype, device=device)
     return Loaded(
         model=model.eval(),
@@ -265,12 +273,25 @@ def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[str, Any]) -> Reading:
     """The checkpoint's own config. Its head, image and patch size are its own business, whatever the caller wants of
     them."""
+    staged = encoder.origin.architecture != "vit"
     if "patchlight" in found.config:
-        check_config(state, encoder, _our_part(found, "model"), "config.json", found.source)
-        own = ViTConfig.from_dict(_our_part(found, "model"))
+        settings = _our_part(found, "model")
+        architecture = settings.get("architecture", "vit")
+        if architecture != encoder.origin.architecture:
+            raise CheckpointError(
+                f"{found.source}: config.json says architecture={architecture!r}, but its tensors are named as those "
+                f"of a {encoder.origin.architecture}"
+            )
+        if staged:
+            check_staged(state, encoder, settings, found.source)
+        else:
+            check_config(state, encoder, settings, "config.json", found.source)
+        own = config_from_dict(settings)
         return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
     hints: list[tuple[str, Mapping[str, Any]]] = []
-    if "architecture" in found.config:
+    if staged and found.config:
+        hints.append(("config.json", hints_of(encoder, found.config, found.source)))
+    elif "architecture" in found.config:
         hints.append(("config.json", _timm_hints(found.config)))
     elif found.config:
         hints.append(("config.json", _transformers_hints(found.config, found.source)))
@@ -280,6 +301,11 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
     if "patch_size" in overrides:
         changed.add("image_size")  # which is then meant for the new patches
     asked = {name: value for name, value in overrides.items() if name not in changed}
+    if staged:
+        if found.entry is not None:  # which knows the size of the photos, where no config file does
+            hints.append(("the catalogue", {"image_size": found.entry.preprocess.image_size}))
+        asked = {name: value for name, value in asked.items() if name not in ("image_size", "window_size")}
+        return read_staged(state, encoder, hints, asked, found.source)
     return read_config(state, encoder, hints, asked, found.source)
 
 
@@ -347,11 +373,23 @@ def _count(keys: list[str]) -> str:
     return f"{keys[0]}" if len(keys) == 1 else f"{len(keys)} tensors: {keys[0]}, ..."
 
 
-def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> ViTConfig:
+def _target(own: ModelConfig, overrides: Mapping[str, Any], notes: list[str]) -> ModelConfig:
     """The checkpoint's config with what the caller wants otherwise, said in notes."""
-    if overrides.get("num_classes") == 0:
+    if overrides.get("num_classes") == 0 and isinstance(own, ViTConfig):
         overrides = {"head_hidden": 0, **overrides}
     asked = dataclasses.replace(own, **overrides)
+    if isinstance(own, ViTConfig) and isinstance(asked, ViTConfig):
+        _note_resizing(own, asked, notes)
+    elif asked.patch_size != own.patch_size:
+        raise PatchlightError(f"patch_size={asked.patch_size}: only a ViT's patches can be resized")
+    if asked.num_classes != own.num_classes:
+        fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
+        notes.append(f"{fresh} in place of its {own.num_classes} classes" if own.num_classes else fresh)
+    return asked
+
+
+def _note_resizing(own: ViTConfig, asked: ViTConfig, notes: list[str]) -> None:
+    """What becomes of patches and positions, or that it cannot be."""
     if asked.patch_size != own.patch_size:
         if own.stem != "patchify":
             raise PatchlightError(f"patch_size={asked.patch_size}: the patches of stem={own.stem!r} cannot be resized")
@@ -362,10 +400,6 @@ def _target(own: ViTConfig, overrides: Mapping[str, Any], notes: list[str]) -> V
             f"{sizes[0]} to {sizes[1]}" if sizes[0] != sizes[1] else f"{_size(own.grid)} to {_size(asked.grid)} patches"
         )
         notes.append(f"resampled positions from {how}")
-    if asked.num_classes != own.num_classes:
-        fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
-        notes.append(f"{fresh} in place of its {own.num_classes} classes" if own.num_classes else fresh)
-    return asked
 
 
 def _and_more(keys: list[str]) -> str:
@@ -396,9 +430,9 @@ def _resample_positions(state: State, own: ViTConfig, config: ViTConfig) -> None
 
 
 def _fill(
-    model: ViT,
+    model: Model,
     state: State,
-    own: ViTConfig,
+    own: ModelConfig,
     notes: list[str],
     *,
     strict: bool,
@@ -432,14 +466,19 @@ def _fill(
         if key in wanted and key not in reshaped:
             fitting[key] = value.to(device=device, dtype=dtype)
     if len(fitting) < len(wanted):  # whatever the checkpoint lacks starts fresh
-        drawn = ViT(model.config).state_dict()
+        drawn = make_model(model.config).state_dict()
         fitting |= {key: drawn[key].to(device=device, dtype=dtype) for key in wanted if key not in fitting}
     model.load_state_dict(fitting, assign=True)
     model.to(device)  # tables that are computed, too
 
 
 def _preprocess(
-    own: PreprocessConfig | None, config: ViTConfig, asked: PreprocessConfig | None, notes: list[str], *, resized: bool
+    own: PreprocessConfig | None,
+    config: ModelConfig,
+    asked: PreprocessConfig | None,
+    notes: list[str],
+    *,
+    resized: bool,
 ) -> Preprocess:
     if own is not None and resized and own.image_size != config.image_size:
         notes.append(f"photos are prepared for {_size(config.image_size)} instead of {_size(own.image_size)}")
@@ -495,7 +534,7 @@ def _subject(found: Found) -> SubjectHeat | None:
     return None if values is None else SubjectHeat.from_dict(values)
 
 
-def _labels(found: Found, config: ViTConfig) -> tuple[str, ...] | None:
+def _labels(found: Found, config: ModelConfig) -> tuple[str, ...] | None:
     """The names of the classes, if the checkpoint has as many as the model."""
     labels: Any = (found.config.get("patchlight") or {}).get("labels")
     labels = labels or found.config.get("label_names") or (found.config.get("pretrained_cfg") or {}).get("label_names")

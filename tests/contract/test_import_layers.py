@@ -16,6 +16,7 @@ LAYERS = [
     {"classification", "looking", "localizing", "train"},
     {"weights", "explain", "costing"},
     {"models", "images"},
+    {"families"},
     {"config", "geometry", "files", "signals"},
     {"errors"},
 ]

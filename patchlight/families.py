@@ -1,0 +1,316 @@
+"""The architectures beside the plain ViT, as settings: Swin and ConvNeXt, and which config a name or a file means.
+
+Both work in stages: each halves the grid of the one before it and is wider. Nothing here imports torch.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args, overload
+
+from patchlight.config import JsonConfig, Size, ViTConfig, check_names, check_types, require
+from patchlight.config import variant as vit_variant
+from patchlight.errors import PatchlightError
+
+SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L"]
+ConvNeXtName = Literal["convnext-T", "convnext-S", "convnext-B", "convnext-L", "convnext-XL"]
+
+
+class _Staged(JsonConfig):
+    """What configs of models with stages share."""
+
+    __slots__ = ()
+    architecture = ""
+    image_size: Size
+    patch_size: Size
+    depths: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.depths)
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens in front of the patches: none."""
+        return 0
+
+    @property
+    def stage_starts(self) -> tuple[int, ...]:
+        """The number of each stage's first block, counted over all stages."""
+        return tuple(sum(self.depths[:stage]) for stage in range(len(self.depths)))
+
+    def stage_of(self, block: int) -> int:
+        """The stage that a block, counted over all stages, belongs to."""
+        return max(stage for stage, start in enumerate(self.stage_starts) if start <= block)
+
+    def stage_grids(self, image_size: Size) -> list[Size]:
+        """Patches (down, across) in each stage, of an image of this size."""
+        raise NotImplementedError
+
+    def grid_for(self, image_size: Size) -> Size:
+        """Patches (down, across) that come out of the last stage."""
+        return self.stage_grids(image_size)[-1]
+
+    @property
+    def grid(self) -> Size:
+        return self.grid_for(self.image_size)
+
+    def patch_pixels(self, stage: int = -1) -> tuple[float, float]:
+        """(height, width) in the image of one patch of a stage."""
+        times = 2 ** (stage % len(self.depths))
+        return float(self.patch_size[0] * times), float(self.patch_size[1] * times)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the architecture's name beside the settings."""
+        return {"architecture": self.architecture} | JsonConfig.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
+        settings = dict(values)
+        architecture = settings.pop("architecture", cls.architecture)
+        require(
+            architecture == cls.architecture,
+            f"architecture={architecture!r} is not {cls.architecture!r}, which {cls.__name__} holds",
+        )
+        check_names(cls, settings)
+        return cls(**settings)
+
+    def _check(self, *, pairs: tuple[str, ...], stages: tuple[str, ...], positive: tuple[str, ...]) -> None:
+        """Bring sizes into their form, and refuse what cannot be."""
+        for name in (*pairs, *stages):
+            value = getattr(self, name)
+            square = (value, value) if name in pairs and type(value) is int else value
+            object.__setattr__(self, name, tuple(square) if isinstance(square, list) else square)
+        check_types(self, skip=stages)
+        for name in stages:
+            value = getattr(self, name)
+            whole = type(value) is tuple and all(type(number) is int and number > 0 for number in value)
+            require(whole, f"{name}={value!r} should be a whole number above 0 for each stage")
+        counts = {name: len(getattr(self, name)) for name in stages}
+        require(
+            min(counts.values()) > 0 and len(set(counts.values())) == 1,
+            "the stages are not as many in " + " as in ".join(f"{name}={getattr(self, name)}" for name in stages),
+        )
+        for name in positive:
+            value = getattr(self, name)
+            require((min(value) if isinstance(value, tuple) else value) > 0, f"{name}={value} must be more than 0")
+        require(self.num_classes >= 0, f"num_classes={self.num_classes} must be 0 or more")
+        require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
+
+    num_classes: int
+    drop_path: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwinConfig(_Staged):
+    """A Swin Transformer (Liu et al. 2021, arXiv:2103.14030): attention in windows that are shifted every other block.
+
+    It takes images of any size. Each stage is twice as wide as the one before it.
+    """
+
+    architecture = "swin"
+
+    image_size: Size = (224, 224)
+    patch_size: Size = (4, 4)
+    in_channels: int = 3
+
+    width: int = 96  # of the first stage
+    depths: tuple[int, ...] = (2, 2, 6, 2)  # blocks of each stage
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)  # of each stage
+    window_size: Size = (7, 7)  # in patches
+    # What happens where windows do not fill a grid, which is then padded right and below. "masked": nobody attends to
+    # the padding, and an axis is shifted if it is longer than a window. "plain" (transformers): patches attend to
+    # the padding as well, and nothing is shifted if the shorter axis fits into a window. (timm, at such sizes only,
+    # shifts before it pads, so that patches from opposite edges attend to each other; that we do not follow.)
+    uneven_windows: Literal["masked", "plain"] = "masked"
+    mlp_ratio: float = 4.0  # the MLP's hidden layer, in widths of its stage
+    qkv_bias: bool = True
+    norm_eps: float = 1e-5
+    drop_path: float = 0.0  # stochastic depth: the rate in the last block, growing linearly from 0 in the first
+
+    num_classes: int = 1000  # 0: no head, forward gives the pooled features
+
+    def __post_init__(self) -> None:
+        self._check(
+            pairs=("image_size", "patch_size", "window_size"),
+            stages=("depths", "num_heads"),
+            positive=("image_size", "patch_size", "window_size", "in_channels", "width", "mlp_ratio", "norm_eps"),
+        )
+        for width, heads in zip(self.widths, self.num_heads, strict=True):
+            require(width % heads == 0, f"num_heads={self.num_heads}: {heads} heads do not divide a width of {width}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.width * 2**stage for stage in range(len(self.depths)))
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers that pooling leaves of an image."""
+        return self.widths[-1]
+
+    def stage_grids(self, image_size: Size) -> list[Size]:
+        """Patches (down, across) in each stage: what a patch or two of them do not divide is padded."""
+        grid = tuple(-(-pixels // patch) for pixels, patch in zip(image_size, self.patch_size, strict=True))
+        return [(-(-grid[0] // 2**stage), -(-grid[1] // 2**stage)) for stage in range(len(self.depths))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvNeXtConfig(_Staged):
+    """A ConvNeXt (Liu et al. 2022, arXiv:2201.03545), or with `grn` its second version (arXiv:2301.00808).
+
+    It takes images of any size; rows and columns that its strides do not divide are left out, as by any convolution.
+    """
+
+    architecture = "convnext"
+
+    image_size: Size = (224, 224)
+    patch_size: Size = (4, 4)  # of the first convolution
+    in_channels: int = 3
+
+    widths: tuple[int, ...] = (96, 192, 384, 768)  # of each stage
+    depths: tuple[int, ...] = (3, 3, 9, 3)  # blocks of each stage
+    kernel_size: int = 7
+    layer_scale: float | None = 1e-6  # first value of the learned scale on each residual branch; None: no scale
+    grn: bool = False  # normalise the MLP's hidden channels by their response to the whole image
+    mlp: Literal["gelu", "gelu_tanh"] = "gelu"
+    norm_eps: float = 1e-6
+    final_norm_eps: float = 1e-6  # of the norm after pooling
+    drop_path: float = 0.0  # stochastic depth: the rate in the last block, growing linearly from 0 in the first
+
+    num_classes: int = 1000  # 0: no head, forward gives the pooled features
+
+    def __post_init__(self) -> None:
+        self._check(
+            pairs=("image_size", "patch_size"),
+            stages=("depths", "widths"),
+            positive=("image_size", "patch_size", "in_channels", "kernel_size", "norm_eps", "final_norm_eps"),
+        )
+        require(self.kernel_size % 2 == 1, f"kernel_size={self.kernel_size} must be odd, to have a middle")
+        self.stage_grids(self.image_size)
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers that pooling leaves of an image."""
+        return self.widths[-1]
+
+    def stage_grids(self, image_size: Size) -> list[Size]:
+        """Patches (down, across) in each stage; raises where an image is too small to leave any."""
+        (height, width), (down, across) = image_size, self.patch_size
+        times = 2 ** (len(self.depths) - 1)
+        require(
+            height >= down * times and width >= across * times,
+            f"an image of {height}x{width} is too small: {len(self.depths)} stages need {down * times}x"
+            f"{across * times} pixels at least",
+        )
+        return [(height // down // 2**stage, width // across // 2**stage) for stage in range(len(self.depths))]
+
+
+ModelConfig = ViTConfig | SwinConfig | ConvNeXtConfig
+
+CONFIGS: dict[str, type[ViTConfig] | type[SwinConfig] | type[ConvNeXtConfig]] = {
+    "vit": ViTConfig,
+    "swin": SwinConfig,
+    "convnext": ConvNeXtConfig,
+}
+
+SWIN_SIZES: dict[str, dict[str, Any]] = {
+    "swin-T": {},
+    "swin-S": {"depths": (2, 2, 18, 2)},
+    "swin-B": {"depths": (2, 2, 18, 2), "width": 128, "num_heads": (4, 8, 16, 32)},
+    "swin-L": {"depths": (2, 2, 18, 2), "width": 192, "num_heads": (6, 12, 24, 48)},
+}
+CONVNEXT_SIZES: dict[str, dict[str, Any]] = {
+    "convnext-T": {},
+    "convnext-S": {"depths": (3, 3, 27, 3)},
+    "convnext-B": {"depths": (3, 3, 27, 3), "widths": (128, 256, 512, 1024)},
+    "convnext-L": {"depths": (3, 3, 27, 3), "widths": (192, 384, 768, 1536)},
+    "convnext-XL": {"depths": (3, 3, 27, 3), "widths": (256, 512, 1024, 2048)},
+}
+
+
+@overload  # the names of the others are text, too: the first that fits is taken
+def variant(name: SwinName, **changes: Any) -> SwinConfig: ...
+
+
+@overload
+def variant(name: ConvNeXtName, **changes: Any) -> ConvNeXtConfig: ...
+
+
+@overload
+def variant(name: str, **changes: Any) -> ViTConfig: ...
+
+
+def variant(name: str, **changes: Any) -> ModelConfig:
+    """The config that the literature calls `name`, with `changes` on top.
+
+    A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L" and "convnext-T" to
+    "convnext-XL".
+    """
+    if name in SWIN_SIZES:
+        return SwinConfig(**SWIN_SIZES[name] | changes)
+    if name in CONVNEXT_SIZES:
+        return ConvNeXtConfig(**CONVNEXT_SIZES[name] | changes)
+    try:
+        return vit_variant(name, **changes)
+    except PatchlightError as error:
+        if not str(error).startswith("unknown variant"):
+            raise
+        raise PatchlightError(
+            f"{error}; or one of {', '.join((*get_args(SwinName), *get_args(ConvNeXtName)))}"
+        ) from None
+
+
+def config_from_dict(values: dict[str, Any]) -> ModelConfig:
+    """The config that `to_dict` gave, of the architecture that it names; a plain ViT's where it names none."""
+    architecture = values.get("architecture", "vit")
+    require(
+        isinstance(architecture, str) and architecture in CONFIGS,
+        f"architecture={architecture!r} is not known; it is one of {', '.join(CONFIGS)}",
+    )
+    return CONFIGS[architecture].from_dict(values)
+
+
+def config_from_json(text: str) -> ModelConfig:
+    """As `config_from_dict`, from the text of a file."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise PatchlightError(f"the config is not valid JSON: {error}") from None
+    require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
+    return config_from_dict(values)
+
+
+def check_names_of_any(settings: dict[str, Any]) -> None:
+    """Refuse settings that no architecture has, with the nearest name that a ViT has."""
+    unknown = {}
+    for name, value in settings.items():
+        for config_type in CONFIGS.values():
+            try:
+                check_names(config_type, {name: value})
+                break
+            except PatchlightError:
+                continue
+        else:
+            unknown[name] = value
+    check_names(ViTConfig, unknown)
+
+
+def encoder_in_words(config: ModelConfig) -> str:
+    """What stands between the image and the head, for cards."""
+    if isinstance(config, ViTConfig):
+        return f"{config.depth} blocks, {config.width} wide, {config.num_heads} heads, {config.position} positions"
+    stages = ", ".join(f"{depth} x {width}" for depth, width in zip(config.depths, config.widths, strict=True))
+    if isinstance(config, SwinConfig):
+        down, across = config.window_size
+        return f"Swin, stages of {stages} (blocks x width), windows of {down} x {across} patches"
+    second = " V2" if config.grn else ""
+    return f"ConvNeXt{second}, stages of {stages} (blocks x width), kernels of {config.kernel_size}"
+
+
+def heads_for_probe(config: ModelConfig) -> int:
+    """Heads of an attention over what comes out: a ViT's own, else about 64 numbers each."""
+    if isinstance(config, ViTConfig):
+        return config.num_heads
+    return math.gcd(config.feature_width, max(1, config.feature_width // 64))

@@ -1,0 +1,281 @@
+"""Swin checkpoints: the names that timm, transformers and its authors give the tensors, and what the shapes tell.
+
+Our blocks are counted over all stages, theirs within each; otherwise the tables of names are as in `convert`.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from patchlight.config import Size
+from patchlight.families import SwinConfig
+from patchlight.models.positions import resample
+from patchlight.weights.convert import Names, Origin, State, convert_to
+from patchlight.weights.read import CheckpointError
+
+OURS: Names = tuple(
+    (part, part) for part in ("patch_embed.proj.", "patch_embed.norm.", "blocks.", "merges.", "norm.", "head.")
+)
+
+TIMM: Names = (
+    ("patch_embed.proj.", "patch_embed.proj."),
+    ("patch_embed.norm.", "patch_embed.norm."),
+    ("norm.", "norm."),
+    ("head.fc.", "head."),
+    ("head.", "head."),  # before timm 0.9, and in the authors' files
+    ("merges.{}.", "merges.{}."),
+    ("blocks.{}.norm1.", "blocks.{}.norm1."),
+    ("blocks.{}.norm2.", "blocks.{}.norm2."),
+    ("blocks.{}.attn.qkv.", "blocks.{}.attn.qkv."),
+    ("blocks.{}.attn.proj.", "blocks.{}.attn.out."),
+    ("blocks.{}.attn.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
+    ("blocks.{}.mlp.fc1.", "blocks.{}.mlp.up."),
+    ("blocks.{}.mlp.fc2.", "blocks.{}.mlp.down."),
+)
+
+# The naming of transformers 4, which 5 reads as well; what we write.
+TRANSFORMERS_OLD: Names = (
+    ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
+    ("embeddings.norm.", "patch_embed.norm."),
+    ("layernorm.", "norm."),
+    ("classifier.", "head."),
+    ("merges.{}.", "merges.{}."),
+    ("blocks.{}.layernorm_before.", "blocks.{}.norm1."),
+    ("blocks.{}.layernorm_after.", "blocks.{}.norm2."),
+    ("blocks.{}.attention.self.query.", "blocks.{}.attn.q."),
+    ("blocks.{}.attention.self.key.", "blocks.{}.attn.k."),
+    ("blocks.{}.attention.self.value.", "blocks.{}.attn.v."),
+    ("blocks.{}.attention.self.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
+    ("blocks.{}.attention.output.dense.", "blocks.{}.attn.out."),
+    ("blocks.{}.intermediate.dense.", "blocks.{}.mlp.up."),
+    ("blocks.{}.output.dense.", "blocks.{}.mlp.down."),
+)
+
+TRANSFORMERS: Names = (
+    *TRANSFORMERS_OLD,
+    ("blocks.{}.attention.q_proj.", "blocks.{}.attn.q."),
+    ("blocks.{}.attention.k_proj.", "blocks.{}.attn.k."),
+    ("blocks.{}.attention.v_proj.", "blocks.{}.attn.v."),
+    ("blocks.{}.attention.o_proj.", "blocks.{}.attn.out."),
+    (
+        "blocks.{}.attention.relative_position_bias.relative_position_bias_table",
+        "blocks.{}.attn.relative_bias.table",
+    ),
+    ("blocks.{}.mlp.fc1.", "blocks.{}.mlp.up."),
+    ("blocks.{}.mlp.fc2.", "blocks.{}.mlp.down."),
+)
+
+
+def _prepare(state: State) -> State:
+    """Blocks counted over all stages; what merges patches stands before a stage (timm) or after it (all others)."""
+    counts: dict[int, int] = {}
+    for key in state:
+        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.blocks\.(\d+)\.", key):
+            stage, block = int(match[1]), int(match[2])
+            counts[stage] = max(counts.get(stage, 0), block + 1)
+    after = any(re.match(r"(encoder\.)?layers\.0\.downsample\.", key) for key in state)
+
+    def rename(key: str) -> str:
+        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.blocks\.(\d+)\.", key):
+            before = sum(count for stage, count in counts.items() if stage < int(match[1]))
+            return f"blocks.{before + int(match[2])}.{key[match.end() :]}"
+        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.downsample\.", key):
+            return f"merges.{int(match[1]) - (not after)}.{key[match.end() :]}"
+        return key
+
+    return {rename(key): value for key, value in state.items()}
+
+
+_LEFT_OUT = (
+    (r"relative_position_index$|attn_mask$", "a table that is computed"),
+    (r"^(embeddings\.)?mask_token$", "the mask token of pre-training"),
+)
+
+ORIGINS: tuple[Origin, ...] = (
+    Origin(
+        name="patchlight",
+        architecture="swin",
+        marks=("patch_embed.norm.weight", "blocks.0.attn.relative_bias.table"),
+        names=OURS,
+    ),
+    Origin(
+        name="timm",
+        architecture="swin",
+        marks=("patch_embed.proj.weight", "layers.0.blocks.0.attn.relative_position_bias_table"),
+        names=TIMM,
+        left_out=_LEFT_OUT,
+        prepare=_prepare,
+    ),
+    *(
+        Origin(
+            name="transformers",
+            architecture="swin",
+            marks=("embeddings.patch_embeddings.projection.weight", f"encoder.layers.0.blocks.0.attention.{table}"),
+            names=TRANSFORMERS,
+            left_out=_LEFT_OUT,
+            conventions={"uneven_windows": "plain"},
+            prepare=_prepare,
+        )
+        for table in (
+            "self.relative_position_bias_table",
+            "relative_position_bias.relative_position_bias_table",
+        )
+    ),
+)
+
+
+def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str, Any]:
+    """The settings that tensors in our names tell."""
+    width, channels, down, across = shapes["patch_embed.proj.weight"]
+    depth = next(n for n in range(len(shapes) + 1) if f"blocks.{n}.norm1.weight" not in shapes)
+    widths = [shapes[f"blocks.{n}.norm1.weight"][0] for n in range(depth)]
+    stages = [width * 2**stage for stage in range(len(set(widths)))]
+    if widths != sorted(widths) or stages != sorted(set(widths)):
+        raise CheckpointError(f"{source}: its blocks are {widths} wide; those of a Swin double from stage to stage")
+    tables = [shapes[f"blocks.{n}.attn.relative_bias.table"] for n in range(depth)]
+    told: dict[str, Any] = {
+        "width": width,
+        "in_channels": channels,
+        "patch_size": (down, across),
+        "depths": tuple(widths.count(each) for each in stages),
+        "num_heads": tuple(tables[widths.index(each)][1] for each in stages),
+        "mlp_ratio": shapes["blocks.0.mlp.up.weight"][0] / width,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
+        "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0,
+    }
+    largest = max(rows for rows, _ in tables)
+    if (side := _side(largest)) is not None:
+        told["window_size"] = (side, side)
+    return told
+
+
+def _side(rows: int) -> int | None:
+    """The side of the square window that a table of relative positions with so many rows is for."""
+    root = math.isqrt(rows)
+    return (root + 1) // 2 if root**2 == rows and root % 2 else None
+
+
+# Settings that tensors decide, so that nothing else may contradict them.
+FIRM = frozenset({"width", "depths", "num_heads", "patch_size", "in_channels"})
+
+
+def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[str], source: str) -> None:
+    """Bring the tables of relative positions to the window of the model.
+
+    A stage whose grid was smaller than a window may come with a smaller table (timm); it gets the offsets that it
+    lacks from the nearest that it has, which at its own image size are never used.
+    """
+    for key in [key for key in state if key.endswith(".relative_bias.table")]:
+        table, window = state[key], own.window_size
+        if len(table) != _rows(window):
+            stage = own.stage_of(int(key.split(".")[1]))
+            side, grid = _side(len(table)), own.stage_grids(own.image_size)[stage]
+            if side is None or (side, side) != (min(grid[0], window[0]), min(grid[1], window[1])):
+                raise CheckpointError(
+                    f"{source}: {key} has {len(table)} rows, where windows of {window[0]}x{window[1]} have "
+                    f"{_rows(window)}; windows of different sizes are not supported"
+                )
+            table = _widened(table, side, window)
+            notes.append(f"{key} was for windows of {side}x{side}; farther offsets take the nearest")
+        if config.window_size != window:
+            old, new = ((2 * down - 1, 2 * across - 1) for down, across in (window, config.window_size))
+            table = resample(table, old, new, "antialiased")
+        state[key] = table
+    if config.window_size != own.window_size:
+        sizes = ["x".join(map(str, each.window_size)) for each in (own, config)]
+        notes.append(f"resampled relative positions from windows of {sizes[0]} to {sizes[1]}")
+
+
+def _rows(window: Size) -> int:
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
+
+
+def _widened(table: Tensor, side: int, window: Size) -> Tensor:
+    picture = table.T.unflatten(1, (2 * side - 1, 2 * side - 1))
+    down, across = window[0] - side, window[1] - side
+    return F.pad(picture[None], (across, across, down, down), mode="replicate")[0].flatten(1).T.contiguous()
+
+
+def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm's config.json says beyond the shapes."""
+    arguments = config.get("model_args") or {}
+    return {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}
+
+
+def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
+    if config.get("use_absolute_embeddings"):
+        raise CheckpointError(f"{source}: config.json says use_absolute_embeddings, which our Swin does not have")
+    if config.get("hidden_act", "gelu") not in ("gelu", "gelu_python"):
+        raise CheckpointError(f"{source}: config.json says hidden_act={config['hidden_act']!r}, which we do not have")
+    return {
+        "width": config.get("embed_dim"),
+        "depths": config.get("depths"),
+        "num_heads": config.get("num_heads"),
+        "window_size": config.get("window_size"),
+        "image_size": config.get("image_size"),
+        "norm_eps": config.get("layer_norm_eps"),
+    }
+
+
+def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any]]:
+    """Our state in timm's names, the architecture, and the arguments that make it."""
+    # Both names of the head would fit; the first is today's.
+    names = tuple(row for row in TIMM if row[0] != "head.")
+    return (
+        staged(convert_to(state, names), config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
+        "swin_tiny_patch4_window7_224",
+        {
+            "img_size": list(config.image_size),
+            "patch_size": config.patch_size[0],
+            "in_chans": config.in_channels,
+            "embed_dim": config.width,
+            "depths": list(config.depths),
+            "num_heads": list(config.num_heads),
+            "window_size": list(config.window_size),
+            "mlp_ratio": config.mlp_ratio,
+            "qkv_bias": config.qkv_bias,
+        },
+    )
+
+
+def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, Any]]:
+    """Our state in transformers' names, and its config.json."""
+    theirs = convert_to(state, TRANSFORMERS_OLD)
+    theirs = staged(theirs, config, "encoder.layers.{}.blocks.{}.", "encoder.layers.{}.downsample.", 0)
+    if config.num_classes:
+        theirs = {key if key.startswith("classifier.") else f"swin.{key}": value for key, value in theirs.items()}
+    return theirs, {
+        "model_type": "swin",
+        "architectures": ["SwinForImageClassification" if config.num_classes else "SwinModel"],
+        "image_size": config.image_size[0],
+        "patch_size": config.patch_size[0],
+        "num_channels": config.in_channels,
+        "embed_dim": config.width,
+        "depths": list(config.depths),
+        "num_heads": list(config.num_heads),
+        "window_size": config.window_size[0],
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+        "layer_norm_eps": config.norm_eps,
+        "hidden_size": config.feature_width,
+        "drop_path_rate": 0.0,
+        **({"num_labels": config.num_classes} if config.num_classes else {}),
+    }
+
+
+def staged(state: State, config: Any, block: str, merge: str, first_merge: int) -> State:
+    """Blocks counted within each stage, and what lies between stages under their name for it."""
+    theirs: State = {}
+    for key, value in state.items():
+        if match := re.match(r"blocks\.(\d+)\.", key):
+            stage = config.stage_of(int(match[1]))
+            key = block.format(stage, int(match[1]) - config.stage_starts[stage]) + key[match.end() :]
+        elif match := re.match(r"merges\.(\d+)\.", key):
+            key = merge.format(int(match[1]) + first_merge) + key[match.end() :]
+        theirs[key] = value
+    return theirs
