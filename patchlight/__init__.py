@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from patchlight.classification import classify as classify
     from patchlight.config import PreprocessConfig as PreprocessConfig
     from patchlight.config import ViTConfig as ViTConfig
-    from patchlight.config import variant as variant
     from patchlight.costing import Costs as Costs
     from patchlight.costing import costs as costs
     from patchlight.errors import PatchlightError as PatchlightError
     from patchlight.explain.attention import AttentionMaps as AttentionMaps
     from patchlight.explain.attention import attention as attention
+    from patchlight.families import ConvNeXtConfig as ConvNeXtConfig
+    from patchlight.families import SwinConfig as SwinConfig
+    from patchlight.families import variant as variant
     from patchlight.geometry import Box as Box
     from patchlight.geometry import View as View
     from patchlight.images.decode import ImageError as ImageError
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from patchlight.localizing.find import Localization as Localization
     from patchlight.localizing.find import Subject as Subject
     from patchlight.localizing.find import localize as localize
+    from patchlight.models.convnext import ConvNeXt as ConvNeXt
+    from patchlight.models.swin import Swin as Swin
     from patchlight.models.vit import ViT as ViT
     from patchlight.weights.load import Loaded as Loaded
     from patchlight.weights.load import load as load
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttentionMaps": "patchlight.explain.attention",
     "Box": "patchlight.geometry",
+    "ConvNeXt": "patchlight.models.convnext",
+    "ConvNeXtConfig": "patchlight.families",
     "Costs": "patchlight.costing",
     "ImageError": "patchlight.images.decode",
     "Loaded": "patchlight.weights.load",
@@ -42,6 +48,8 @@ _HOMES = {
     "Prediction": "patchlight.classification",
     "PreprocessConfig": "patchlight.config",
     "Subject": "patchlight.localizing.find",
+    "Swin": "patchlight.models.swin",
+    "SwinConfig": "patchlight.families",
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
     "View": "patchlight.geometry",
@@ -52,7 +60,7 @@ _HOMES = {
     "load": "patchlight.weights.load",
     "localize": "patchlight.localizing.find",
     "save": "patchlight.weights.save",
-    "variant": "patchlight.config",
+    "variant": "patchlight.families",
 }
 
 __all__ = sorted(_HOMES)

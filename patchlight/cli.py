@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from patchlight import __version__
-from patchlight.config import ViTConfig, check_names, variant
 from patchlight.errors import PatchlightError
+from patchlight.families import ModelConfig, check_names_of_any, config_from_dict, config_from_json, variant
 
 if TYPE_CHECKING:
     from patchlight.costing import Costs, Latency
@@ -43,7 +43,7 @@ def patchlight(
 @app.command()
 def costs(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="Variants such as B/16, or config files (.json).")
+        list[str], typer.Argument(metavar="MODEL", help="B/16, swin-T, convnext-T, ..., or config files (.json).")
     ],
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
     settings: Settings = None,
@@ -175,7 +175,7 @@ def crop(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Photos, folders of photos, or patterns.")],
     out: Annotated[Path, typer.Option(help="The folder for crops, results and report; run again to go on.")],
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
-    method: Annotated[str, typer.Option(help="auto, subject, cls, rollout, lost or tokencut.")] = "auto",
+    method: Annotated[str, typer.Option(help="auto, subject, cls, rollout, lost, tokencut or features.")] = "auto",
     subjects: Annotated[str, typer.Option(metavar="N|all", help="How many subjects of a photo, at most.")] = "1",
     margin: Annotated[float, typer.Option(help="Around the box, as a share of its sides.")] = 0.03,
     aspect: Annotated[str, typer.Option(help="free, or width:height such as 1:1 or 4:3.")] = "free",
@@ -622,7 +622,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2g}"
 
 
-def _read_config(model: str, changes: dict[str, Any]) -> ViTConfig:
+def _read_config(model: str, changes: dict[str, Any]) -> ModelConfig:
     if not model.endswith(".json"):
         return variant(model, **changes)
     try:
@@ -631,8 +631,7 @@ def _read_config(model: str, changes: dict[str, Any]) -> ViTConfig:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise PatchlightError(f"{model}: cannot be read ({reason})") from None
     try:
-        config = ViTConfig.from_json(text)
-        return ViTConfig.from_dict(config.to_dict() | changes)
+        return config_from_dict(config_from_json(text).to_dict() | changes)
     except PatchlightError as error:
         raise PatchlightError(f"{model}: {error}") from None
 
@@ -657,7 +656,7 @@ def _parse_numbers(option: str, text: str, remedy: str, count: int | None = None
 def _parse_settings(settings: list[str]) -> dict[str, Any]:
     """NAME=VALUE pairs of settings that a model has."""
     changes = _parse_values(settings)
-    check_names(ViTConfig, changes)
+    check_names_of_any(changes)
     return changes
 
 

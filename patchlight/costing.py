@@ -19,7 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.models.vit import ViT
+from patchlight.families import ModelConfig, SwinConfig
+from patchlight.models.families import make_model
+from patchlight.models.swin import lay_windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +31,7 @@ class Costs:
     image_size: Size
     grid: Size
     tokens: int
-    """Patches and prefix tokens."""
+    """Patches and prefix tokens; in a model with stages, of the first."""
     parameters: int
     macs: int
     """Multiply-adds of all matrix products and convolutions; twice this is the count of FLOPs."""
@@ -37,7 +39,7 @@ class Costs:
     """Of these, in attention: projections, scores and weighted values."""
     mlp_macs: int
     attention_entries: int
-    """Numbers in the attention matrices of all blocks and heads; fused kernels never store them."""
+    """Numbers in the attention matrices of all blocks, windows and heads; fused kernels never store them."""
     activation_bytes: int
     """What training in float32 keeps of one image for the backward pass, with fused attention."""
 
@@ -62,15 +64,15 @@ class Latency:
         return dataclasses.asdict(self)
 
 
-def costs(config: ViTConfig) -> Costs:
+def costs(config: ModelConfig) -> Costs:
     """Count what the model does to one image of `config.image_size`; no weights are made."""
     with torch.inference_mode(False):  # which keeps nothing for a backward pass
         return _count(config)
 
 
-def _count(config: ViTConfig) -> Costs:
+def _count(config: ModelConfig) -> Costs:
     with torch.device("meta"):
-        model = ViT(config).float().eval()
+        model = make_model(config).float().eval()
     try:
         image_1CHW = torch.empty(1, config.in_channels, *config.image_size, device="meta", dtype=torch.float32)
         with FlopCounterMode(display=False) as counter:
@@ -79,21 +81,36 @@ def _count(config: ViTConfig) -> Costs:
     except RuntimeError as error:  # sizes beyond what torch can count in 64 bits
         raise PatchlightError(f"image_size={config.image_size} is too large to count ({error!s:.60})") from None
     flops = {name: sum(by_operation.values()) for name, by_operation in counter.get_flop_counts().items()}
-    tokens = config.num_prefix + config.grid[0] * config.grid[1]
+    grid = config.grid if isinstance(config, ViTConfig) else config.stage_grids(config.image_size)[0]
     return Costs(
         image_size=config.image_size,
-        grid=config.grid,
-        tokens=tokens,
+        grid=grid,
+        tokens=config.num_prefix + grid[0] * grid[1],
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         macs=counter.get_total_flops() // 2,
         attention_macs=sum(count for name, count in flops.items() if name.endswith(".attn")) // 2,
         mlp_macs=sum(count for name, count in flops.items() if name.endswith(".mlp")) // 2,
-        attention_entries=config.depth * config.num_heads * tokens**2,
+        attention_entries=_attention_entries(config),
         activation_bytes=activation_bytes,
     )
 
 
-def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", seconds: float = 2.0) -> Latency:
+def _attention_entries(config: ModelConfig) -> int:
+    if isinstance(config, ViTConfig):
+        tokens = config.num_prefix + config.grid[0] * config.grid[1]
+        return config.depth * config.num_heads * tokens**2
+    entries = 0
+    if isinstance(config, SwinConfig):
+        for grid, depth, heads in zip(
+            config.stage_grids(config.image_size), config.depths, config.num_heads, strict=True
+        ):
+            windows = lay_windows(config, grid, torch.device("meta"), shifted=False)
+            patches = windows.window[0] * windows.window[1]
+            entries += depth * heads * windows.padded[0] * windows.padded[1] * patches
+    return entries
+
+
+def measure_latency(config: ModelConfig, *, batch: int = 1, device: str = "cpu", seconds: float = 2.0) -> Latency:
     """Time forward passes in float32 for about `seconds`, three at least: the median, after one or more to warm up."""
     if batch < 1:
         raise PatchlightError(f"batch={batch} must be 1 or more")
@@ -103,7 +120,7 @@ def measure_latency(config: ViTConfig, *, batch: int = 1, device: str = "cpu", s
         raise PatchlightError(f"device={device!r} is not here; use cpu" + (f" or {here.type}" if here else ""))
     try:
         with torch.device(device):
-            model = ViT(config).eval()
+            model = make_model(config).eval()
             image_BCHW = torch.randn(batch, config.in_channels, *config.image_size)
     except (RuntimeError, AssertionError, TypeError, ValueError, MemoryError) as error:
         raise PatchlightError(f"the model could not be made on device={device!r}: {error!s:.100}") from None

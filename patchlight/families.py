@@ -309,6 +309,11 @@ def encoder_in_words(config: ModelConfig) -> str:
     return f"ConvNeXt{second}, stages of {stages} (blocks x width), kernels of {config.kernel_size}"
 
 
+def token_width(config: ModelConfig) -> int:
+    """Numbers of each patch that comes out."""
+    return config.width if isinstance(config, ViTConfig) else config.feature_width
+
+
 def heads_for_probe(config: ModelConfig) -> int:
     """Heads of an attention over what comes out: a ViT's own, else about 64 numbers each."""
     if isinstance(config, ViTConfig):

@@ -4,21 +4,29 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from patchlight.config import Size
+from patchlight.config import Size, ViTConfig
 from patchlight.explain import plot, probes
 from patchlight.explain.artifacts import DEVIATIONS, LEAST_RATIO, artifact_patches
-from patchlight.explain.attention import Layers, heat_on_photo, patch_pixels, resolve_layers, resolve_queries
+from patchlight.explain.attention import (
+    Layers,
+    heat_on_photo,
+    patch_pixels,
+    plain_vit,
+    resolve_layers,
+    resolve_queries,
+)
 from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
 from patchlight.images.decode import Decoded, decode
 from patchlight.models.attention import Heads
+from patchlight.models.vit import ViT
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 
@@ -30,6 +38,13 @@ MOST_ANSWERS = 5
 
 MOST_POSITIONS = 48
 """Rows and columns of positions that are compared at most: the memory grows with the fourth power."""
+
+
+class _LoadedViT(Loaded):
+    """What is loaded, where it is a ViT."""
+
+    model: ViT
+    config: ViTConfig
 
 
 def look(
@@ -48,6 +63,8 @@ def look(
     `tell` hears of the progress.
     """
     start = time.perf_counter()
+    plain_vit(loaded)  # says so, where it is no ViT
+    loaded = cast(_LoadedViT, loaded)
     if out is not None:
         check_folder(Path(out))
     plot.new_figure()  # better to hear now than later that there is no matplotlib
@@ -77,7 +94,7 @@ class _Scene:
     """The photo, and what one forward pass over it showed."""
 
     @torch.no_grad()
-    def __init__(self, loaded: Loaded, decoded: Decoded, patch: tuple[int, int] | None) -> None:
+    def __init__(self, loaded: _LoadedViT, decoded: Decoded, patch: tuple[int, int] | None) -> None:
         model, config, num_prefix = loaded.model, loaded.config, loaded.config.num_prefix
         image_CHW, self.view = loaded.preprocess(decoded)
         self.image_BCHW = image_CHW[None].to(model.norm.weight.device)
@@ -123,7 +140,7 @@ def _mean_row(heads: Heads, num_prefix: int) -> Tensor:
     return torch.stack(sums).sum(0) / (num_tokens - num_prefix)
 
 
-def _answers(loaded: Loaded, logits_K: Tensor) -> list[tuple[int, str]]:
+def _answers(loaded: _LoadedViT, logits_K: Tensor) -> list[tuple[int, str]]:
     """The likeliest classes, best first, and in words their names and probabilities; none where no class is named."""
     if not loaded.config.num_classes or loaded.provenance.origin in PROJECTIONS:
         return []
@@ -158,7 +175,7 @@ def _compared(grid: Size) -> Size:
     return min(grid[0], MOST_POSITIONS), min(grid[1], MOST_POSITIONS)
 
 
-def _shares(loaded: Loaded, scene: _Scene) -> dict[str, Tensor]:
+def _shares(loaded: _LoadedViT, scene: _Scene) -> dict[str, Tensor]:
     if loaded.config.class_token:
         return probes.attention_shares(loaded.model, scene.image_BCHW)
     artifacts_L, patches_L = (
@@ -167,7 +184,7 @@ def _shares(loaded: Loaded, scene: _Scene) -> dict[str, Tensor]:
     return {"registers": 1 - artifacts_L - patches_L, "artifacts": artifacts_L, "patches": patches_L}
 
 
-def _facts(loaded: Loaded, scene: _Scene, seconds: float) -> tuple[tuple[str, str], ...]:
+def _facts(loaded: _LoadedViT, scene: _Scene, seconds: float) -> tuple[tuple[str, str], ...]:
     config, parameters = loaded.config, sum(parameter.numel() for parameter in loaded.model.parameters())
     tokens = {
         "class": int(config.class_token),
@@ -187,7 +204,7 @@ def _facts(loaded: Loaded, scene: _Scene, seconds: float) -> tuple[tuple[str, st
     )
 
 
-def _words(loaded: Loaded, scene: _Scene) -> dict[str, str]:
+def _words(loaded: _LoadedViT, scene: _Scene) -> dict[str, str]:
     """What the texts leave open."""
     config, count = loaded.config, int(scene.outliers_hw.sum())
     outliers = (
@@ -209,7 +226,7 @@ def _words(loaded: Loaded, scene: _Scene) -> dict[str, str]:
     }
 
 
-def _notes(loaded: Loaded, scene: _Scene, asked: bool) -> list[str]:
+def _notes(loaded: _LoadedViT, scene: _Scene, asked: bool) -> list[str]:
     notes = []
     if not loaded.config.class_token:
         notes.append(
@@ -244,7 +261,7 @@ def _by(size: tuple[float, float]) -> str:
 # The pictures
 
 
-def _draw(loaded: Loaded, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Picture]:
+def _draw(loaded: _LoadedViT, scene: _Scene, layers: tuple[int, ...]) -> Iterator[Picture]:
     model, image_BCHW, photo_HWC, edges = loaded.model, scene.image_BCHW, scene.photo_HWC, scene.edges
     aspect, words, even = photo_HWC.shape[1] / photo_HWC.shape[0], _words(loaded, scene), scene.even
 

@@ -20,10 +20,13 @@ from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.explain import class_rows
 from patchlight.explain.artifacts import artifact_patches, suppress
+from patchlight.families import ModelConfig
 from patchlight.geometry import View
 from patchlight.models.attention import Heads
+from patchlight.models.convnext import ConvNeXt
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
+from patchlight.models.swin import Swin
 from patchlight.models.vit import ViT
 
 Layers = int | Sequence[int] | Literal["all"]
@@ -33,7 +36,7 @@ Queries = (
     | Sequence[int]
     | tuple[int, int]
     | Sequence[tuple[int, int]]
-    | Literal["cls", "distill", "registers", "all", "pool"]
+    | Literal["cls", "distill", "registers", "all", "pool", "windows"]
 )
 """Tokens: an index or a list of them; patches: a (row, column) tuple or a list of them; or a name."""
 
@@ -54,7 +57,7 @@ class AttentionMaps:
     """How many of the N tokens come before the patches: class token, distillation token, registers."""
     layers: tuple[int, ...]
     queries: tuple[int, ...]
-    """Which tokens the Q rows belong to."""
+    """Which tokens the Q rows belong to; none where the one row is the mean of all patches' (a Swin's windows)."""
     tokens: Tensor
     """The last block's tokens (B, N, D), from the same forward pass, as `model.tokens` gives them."""
     patch_size: tuple[float, float]
@@ -79,7 +82,7 @@ def attention(
     model: Any,
     image_BCHW: Tensor,
     layers: Layers = -1,
-    queries: Queries = "cls",
+    queries: Queries | None = None,
     heads: Literal["all", "mean"] = "all",
     *,
     sizes: Sequence[Size] | None = None,
@@ -89,16 +92,28 @@ def attention(
 ) -> AttentionMaps:
     """What tokens attended to, in one forward pass on fused attention.
 
-    `model` is a ViT, compiled or not, or what `load` gives. `layers` counts from 0, or from -1 backwards. `queries` are
-    "cls", "distill", "registers", "all", token indices (3, or [0, 3]), or patches by row and column ((2, 5), or
-    [(2, 5), (3, 5)]); "pool" is the learned query of a model with pooling="attention", which asks after the last block
-    and so goes without `layers`. `sizes` is as in `ViT`. `suppress_artifacts` takes patches of outlying norm out of
-    `heat()`, see `explain.artifacts`. Gradients flow only if `differentiable`.
+    `model` is a ViT or a Swin, compiled or not, or what `load` gives. `layers` counts from 0, or from -1 backwards.
+    `queries` are "cls" (a ViT's default), "windows" (a Swin's, see `explain.windows`), "distill", "registers", "all",
+    token indices (3, or [0, 3]), or patches by row and column ((2, 5), or [(2, 5), (3, 5)]); "pool" is the learned
+    query of a model with pooling="attention", which asks after the last block and so goes without `layers`. `sizes` is
+    as in `ViT`. `suppress_artifacts` takes patches of outlying norm out of `heat()`, see `explain.artifacts`. Gradients
+    flow only if `differentiable`.
     """
-    vit = plain_vit(model)
-    wanted = resolve_layers(layers, vit.config.depth)
     if heads not in ("all", "mean"):
         raise PatchlightError(f"heads={heads!r} is not known; it is 'all' or 'mean'")
+    if isinstance(swin := unwrapped(model), Swin):
+        from patchlight.explain.windows import window_attention  # which builds on this module
+
+        if sizes is not None or suppress_artifacts:
+            raise PatchlightError("`sizes` and `suppress_artifacts` are for a ViT; a Swin takes images of one size")
+        check_image(image_BCHW, swin.config.in_channels)
+        image_BCHW = image_BCHW.to(swin.norm.weight.device)
+        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+            asked_for = "windows" if queries is None else queries
+            return window_attention(swin, image_BCHW, layers, asked_for, heads, values=values)
+    queries = "cls" if queries is None else queries
+    vit = plain_vit(model)
+    wanted = resolve_layers(layers, vit.config.depth)
     image_BCHW = image_for(vit, image_BCHW)
     if isinstance(queries, str) and queries == "pool":
         if layers != -1 or values or suppress_artifacts:
@@ -278,11 +293,26 @@ def as_heat(heat: Any) -> Tensor:
     return tensor
 
 
-def plain_vit(model: Any) -> ViT:
-    """The ViT inside what a user holds: a compiled or data-parallel model, or a loaded checkpoint."""
+def unwrapped(model: Any) -> Any:
+    """The model inside what a user holds: a compiled or data-parallel model, or a loaded checkpoint."""
     for wrapper in ("model", "module", "_orig_mod"):
-        if not isinstance(model, ViT):
+        if not isinstance(model, ViT | Swin | ConvNeXt):
             model = getattr(model, wrapper, model)
+    return model
+
+
+def plain_vit(model: Any) -> ViT:
+    """The ViT inside what a user holds, or one line that says what other models have instead."""
+    model = unwrapped(model)
+    if isinstance(model, ConvNeXt):
+        raise PatchlightError(
+            "a ConvNeXt is a convolutional network and pays no attention; patchlight.localize finds subjects by its "
+            "features (method='features')"
+        )
+    if isinstance(model, Swin):
+        raise PatchlightError(
+            "this is for a plain ViT; of a Swin, patchlight.attention(model, image) shows the attention in its windows"
+        )
     if not isinstance(model, ViT):
         kind = type(model).__name__
         raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives, not from a {kind}")
@@ -328,6 +358,11 @@ def resolve_queries(queries: Queries, config: ViTConfig, grid: Size) -> list[int
             what = {"cls": "class token", "distill": "distillation token", "registers": "registers"}[queries]
             raise PatchlightError(f"queries={queries!r}: this model has no {what}; ask for a patch, such as (0, 0)")
         return list(named[queries])
+    return token_indices(queries, config.num_prefix, grid)
+
+
+def token_indices(queries: Any, num_prefix: int, grid: Size) -> list[int]:
+    """Token indices from 0 of one token or patch, or several, in the order asked for."""
     one = isinstance(queries, int) or (isinstance(queries, tuple) and _is_pair(queries))
     asked: Any = [queries] if one else queries
     if (
@@ -338,7 +373,7 @@ def resolve_queries(queries: Queries, config: ViTConfig, grid: Size) -> list[int
         raise PatchlightError(
             f"queries={queries!r} is not known; give a name, token indices such as [0, 3], or (row, column) patches"
         )
-    return [_token_index(query, config.num_prefix, grid, num_tokens) for query in asked]
+    return [_token_index(query, num_prefix, grid, num_prefix + grid[0] * grid[1]) for query in asked]
 
 
 def _is_pair(query: object) -> bool:
@@ -368,8 +403,10 @@ def _as_index(asked: list[int], device: torch.device, num_prefix: int | None = N
     return torch.tensor(asked, device=device)
 
 
-def patch_pixels(config: ViTConfig, image_size: Size) -> tuple[float, float]:
-    """(height, width) of a patch in pixels of the image as it was given, which `uneven_size="resize"` rescales."""
+def patch_pixels(config: ModelConfig, image_size: Size) -> tuple[float, float]:
+    """(height, width) in the image as it was given of a patch that comes out; `uneven_size="resize"` rescales it."""
+    if not isinstance(config, ViTConfig):
+        return config.patch_pixels()
     if config.uneven_size != "resize":
         return float(config.patch_size[0]), float(config.patch_size[1])
     grid = config.grid_for(image_size)

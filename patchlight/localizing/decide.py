@@ -81,6 +81,7 @@ GENERIC: dict[Method, Calibration] = {
     "rollout": _UNSCALED,
     "lost": _UNSCALED,
     "tokencut": _UNSCALED,
+    "features": _UNSCALED,
 }
 """For models without a calibration of their own: rounded fits on one small model, a start and no promise.
 

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchlight.config import Calibration, ViTConfig
+from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import patch_pixels
+from patchlight.families import ModelConfig
 from patchlight.geometry import Box, View
 from patchlight.images.decode import Decoded, decode
 from patchlight.images.preprocess import Preprocess
@@ -268,7 +269,7 @@ def calibration_for(loaded: Loaded, method: Method) -> Calibration:
 def from_heat(
     heat_Bhw: Tensor,
     views: Sequence[View],
-    config: ViTConfig,
+    config: ModelConfig,
     method: Method,
     most: int | None = 1,
     threshold: float | None = None,
@@ -343,7 +344,7 @@ def threshold_for(method: Method, heat_hw: npt.NDArray[np.floating]) -> float | 
     each would get if the photo showed nothing.
     """
     match method:
-        case "lost" | "tokencut":
+        case "lost" | "tokencut" | "features":
             return 0.5
         case "cls" | "rollout":
             return float(heat_hw.mean())

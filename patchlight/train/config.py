@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from patchlight.config import JsonConfig, PreprocessConfig, ViTConfig, check_names, check_types, require, require_within
 from patchlight.errors import PatchlightError
+from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
 from patchlight.train.dino import DinoConfig
 from patchlight.train.mae import MaeConfig
@@ -92,7 +93,7 @@ class DistillConfig(JsonConfig):
 class TrainConfig(JsonConfig):
     """One training run, whole."""
 
-    model: ViTConfig
+    model: ModelConfig
     data: DataConfig
     preprocess: PreprocessConfig
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
@@ -144,7 +145,12 @@ class TrainConfig(JsonConfig):
             require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
         else:
             require(self.model.num_classes == 0, f"{ways[0]} learns without labels; set model.num_classes=0")
-        require(self.distill is None or self.model.distill_token, "distillation needs model.distill_token=True (DeiT)")
+        require(
+            not ways or isinstance(self.model, ViTConfig),
+            f"{' and '.join(ways)} teaches a ViT; a {self.model.to_dict()['architecture']} learns from labels",
+        )
+        token = getattr(self.model, "distill_token", False)
+        require(self.distill is None or token, "distillation needs model.distill_token=True (DeiT)")
         require(
             tuple(self.preprocess.image_size) == tuple(self.model.image_size),
             f"preprocess.image_size={self.preprocess.image_size} differs from model.image_size={self.model.image_size}",
@@ -166,10 +172,12 @@ class TrainConfig(JsonConfig):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         check_names(cls, values)
-        nested = {name: kind for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
+        nested = {name: kind.from_dict for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
+        if "model" in nested:
+            nested["model"] = config_from_dict
         if values.get("distill") and "teacher" not in values["distill"]:
             raise PatchlightError("distillation needs distill.teacher: what patchlight.load takes")
-        return cls(**values | {name: kind.from_dict(values[name]) for name, kind in nested.items()})
+        return cls(**values | {name: read(values[name]) for name, read in nested.items()})
 
     def changed(self, changes: dict[str, Any]) -> typing.Self:
         """With settings replaced by their dotted names: {"optim.lr": 1e-3, "epochs": 20}."""
@@ -182,13 +190,13 @@ class TrainConfig(JsonConfig):
                 continue
             if part not in _PARTS:
                 raise PatchlightError(f"unknown part {part!r} in {name!r}; the parts are {', '.join(_PARTS)}")
-            check_names(_PARTS[part], {rest: value})
+            check_names(type(self.model) if part == "model" else _PARTS[part], {rest: value})
             values[part] = (values[part] or {}) | {rest: value}
         return self.from_dict(values)
 
 
 _PARTS: dict[str, type[JsonConfig]] = {
-    "model": ViTConfig,
+    "model": ViTConfig,  # or another architecture's
     "data": DataConfig,
     "preprocess": PreprocessConfig,
     "augment": AugmentConfig,
@@ -205,7 +213,7 @@ def _check_nested(config: TrainConfig) -> None:
     for name, kind in _PARTS.items():
         value = getattr(config, name)
         require(
-            isinstance(value, kind) or (name in WAYS and value is None),
+            isinstance(value, ModelConfig if name == "model" else kind) or (name in WAYS and value is None),
             f"{name}={value!r:.60} should be a {kind.__name__}",
         )
     check_types(config, skip=_PARTS)

@@ -118,6 +118,7 @@ class DinoConfig(JsonConfig):
 class Dino(Learner):
     """A student ViT, its teacher, and their heads."""
 
+    vit: ViT
     momentum: Tensor
     teacher_temperature: Tensor
     centre_K: Tensor

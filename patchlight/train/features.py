@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
-from patchlight.models.vit import Pooling, ViT
+from patchlight.families import heads_for_probe, token_width
+from patchlight.models.families import Model
+from patchlight.models.vit import Pooling
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset, evaluation_batches, split, subset
 from patchlight.train.evaluate import Batch, evaluating, interval_of
@@ -87,7 +89,7 @@ class FeatureEvaluation:
 
 
 def features_of(
-    model: ViT, batches: Iterable[Batch], *, pooling: Pooling | None = None, tell: Tell | None = None
+    model: Model, batches: Iterable[Batch], *, pooling: Pooling | None = None, tell: Tell | None = None
 ) -> tuple[Tensor, Tensor]:
     """One vector a photo, pooled as the config says or as asked, before any head: features_ND float32, labels_N int64.
 
@@ -96,7 +98,7 @@ def features_of(
     return _collect(model, batches, lambda images_BCHW: model.features(images_BCHW, pooling=pooling).float(), tell)
 
 
-def patch_tokens_of(model: ViT, batches: Iterable[Batch], *, tell: Tell | None = None) -> tuple[Tensor, Tensor]:
+def patch_tokens_of(model: Model, batches: Iterable[Batch], *, tell: Tell | None = None) -> tuple[Tensor, Tensor]:
     """The patches' last tokens, float16 to save memory: tokens_NPD, labels_N, both on the CPU."""
     prefix = model.config.num_prefix
     return _collect(model, batches, lambda images_BCHW: model.tokens(images_BCHW)[:, prefix:].half(), tell)
@@ -104,7 +106,7 @@ def patch_tokens_of(model: ViT, batches: Iterable[Batch], *, tell: Tell | None =
 
 @torch.no_grad()
 def _collect(
-    model: ViT, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], tell: Tell | None
+    model: Model, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], tell: Tell | None
 ) -> tuple[Tensor, Tensor]:
     weight = model.norm.weight
     found, labels = [], []
@@ -439,7 +441,7 @@ def evaluate_features(
     known, asked, left_out, problems = _open_sets(photos, train, workers, tell)
     if method == "attentive":
         patches = math.prod(vit.config.grid_for(model.preprocess.config.image_size))
-        needed = (len(known) + len(asked)) * patches * vit.config.width * 2
+        needed = (len(known) + len(asked)) * patches * token_width(vit.config) * 2
         share = MOST_TOKEN_BYTES / needed
         if share < 1:
             problems.append(f"all patches would take {needed / 2**30:.0f} GiB: {share:.1%} of the photos are used")
@@ -462,7 +464,7 @@ def evaluate_features(
             train_labels_N,
             test_MPD,
             test_labels_M,
-            num_heads=vit.config.num_heads,
+            num_heads=heads_for_probe(vit.config),
             seed=seed,
             device=where,
             tell=tell,
@@ -503,7 +505,7 @@ def _open_sets(
 
 
 def knn_of(
-    model: ViT,
+    model: Model,
     training: Dataset,
     validation: Dataset,
     config: TrainConfig,
@@ -550,7 +552,7 @@ class Unjudged:
 
 
 def judge_features(
-    model: ViT, training: Dataset, validation: Dataset, config: TrainConfig, device: torch.device
+    model: Model, training: Dataset, validation: Dataset, config: TrainConfig, device: torch.device
 ) -> FeatureEvaluation | Unjudged:
     """By the nearest neighbours where photos have classes, which learning without labels did not use."""
     if len(set(training.labels_N.tolist()) & set(validation.labels_N.tolist())) < 2:

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
@@ -45,14 +46,16 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
         "partial": f"the last {learning_blocks} of {depth} blocks learn, the earlier ones stay as they are",
         "full": "the whole model learns, earlier blocks more slowly",
     }[kind]
+    model = dataclasses.replace(
+        loaded.config,
+        image_size=loaded.preprocess.config.image_size,  # some were made for a larger one than they are used with
+        num_classes=classes,
+        drop_path=0.1 if kind == "full" else 0.0,
+    )
+    if isinstance(model, ViTConfig):
+        model = dataclasses.replace(model, head_hidden=0)
     config = TrainConfig(
-        model=dataclasses.replace(
-            loaded.config,
-            image_size=loaded.preprocess.config.image_size,  # some were made for a larger one than they are used with
-            num_classes=classes,
-            head_hidden=0,
-            drop_path=0.1 if kind == "full" else 0.0,
-        ),
+        model=model,
         data=DataConfig(train=photos, validation=validation, validation_share=0.2 if count < 500 else 0.1),
         preprocess=loaded.preprocess.config,
         augment=AugmentConfig(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.config import PreprocessConfig
-from patchlight.models.vit import ViT
+from patchlight.models.families import Model
 from patchlight.train.data import Batch, Dataset
 
 if TYPE_CHECKING:  # it holds the learners' settings
@@ -41,7 +41,7 @@ class Learner(nn.Module):
     `set_progress` fills.
     """
 
-    vit: ViT
+    vit: Model
     config: "TrainConfig"
     records_prepare = True
     """Whether `prepare` can be recorded; not where it calls what a user gave."""
@@ -71,11 +71,11 @@ class Learner(nn.Module):
         """For the next line of metrics. Raises `PatchlightError` where there is no point in going on."""
         return {}
 
-    def shown(self) -> ViT:
+    def shown(self) -> Model:
         """The model that is judged and published, where no average of the weights is kept."""
         return self.vit
 
-    def judge(self, shown: ViT, training: Dataset, validation: Dataset, device: torch.device) -> Result:
+    def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Result:
         """How good the shown model is on photos that it did not learn from."""
         raise NotImplementedError
 

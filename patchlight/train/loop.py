@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from patchlight.errors import PatchlightError
+from patchlight.models.families import Model
+from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
 from patchlight.signals import asked_to_stop
 from patchlight.train.checkpoint import read_newest, write_checkpoint
@@ -149,15 +151,15 @@ def _train(
             write_checkpoint(folder.checkpoints, step, state)
         processes.wait()
 
-    def current() -> ViT:
+    def current() -> Model:
         """The model as it is to be judged and published: the average, where there is one."""
-        shown = ViT(config.model).to(processes.device).eval()
+        shown = fresh_model(config.model).to(processes.device).eval()
         shown.load_state_dict(
             processes.gather_state(learner.shown(), None)[0] if average is None else average.state_dict()
         )
         return shown
 
-    def judge(shown: ViT) -> Result:
+    def judge(shown: Model) -> Result:
         with torch.inference_mode(), processes.autocast(config):
             if not config.labelled:
                 return judge_features(shown, training, validation, config, processes.device)
@@ -293,32 +295,32 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
     return training, validation
 
 
-def make_learner(vit: ViT, config: TrainConfig, training: Dataset, teacher: Teacher | None) -> Learner:
+def make_learner(vit: Model, config: TrainConfig, training: Dataset, teacher: Teacher | None) -> Learner:
     """What is learnt, as the settings say."""
-    if config.dino is not None:
-        return Dino(vit, config)
-    if config.mae is not None:
-        return Mae(vit, config)
-    if config.subject is not None:
-        return FindSubject(vit, config, training)
+    if isinstance(vit, ViT):
+        if config.dino is not None:
+            return Dino(vit, config)
+        if config.mae is not None:
+            return Mae(vit, config)
+        if config.subject is not None:
+            return FindSubject(vit, config, training)
     if config.distill is not None and teacher is None:
         device = str(next(vit.parameters()).device)
         teacher = loaded_teacher(load(config.distill.teacher, device=device), training.classes)
     return Classification(vit, config, teacher)
 
 
-def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:
+def make_model(config: TrainConfig, tell: Callable[[str], None]) -> Model:
     """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can."""
     if config.start is None:
-        vit = ViT(config.model)
+        vit = fresh_model(config.model)
     else:
+        asked = ("num_classes", "head_hidden", "image_size")
         loaded = load(
             config.start,
-            num_classes=config.model.num_classes,
-            head_hidden=config.model.head_hidden,
-            image_size=config.model.image_size,
+            **{name: getattr(config.model, name) for name in asked if hasattr(config.model, name)},
         )
-        vit = ViT(config.model)
+        vit = fresh_model(config.model)
         try:
             vit.load_state_dict(loaded.model.state_dict())
         except RuntimeError as error:
@@ -329,7 +331,7 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> ViT:
             tell(note)
     if config.learning_blocks is not None:
         vit.requires_grad_(False)
-        learning: list[nn.Module | None] = [vit.head, vit.distill_head]
+        learning: list[nn.Module | None] = [vit.head, getattr(vit, "distill_head", None)]
         if config.learning_blocks:
             learning += [vit.norm, *list(vit.blocks)[-config.learning_blocks :]]
         for module in learning:

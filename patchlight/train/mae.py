@@ -78,6 +78,7 @@ class Reconstruction(NamedTuple):
 class Mae(Learner):
     """Learning to see by drawing what is hidden."""
 
+    vit: ViT
     explained: Tensor
     moves: Tensor
 

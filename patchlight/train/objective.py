@@ -10,6 +10,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import augment, mix, normalise
 from patchlight.images.draws import Draws
+from patchlight.models.families import Model
 from patchlight.models.vit import ViT
 from patchlight.train.config import DistillConfig, TrainConfig
 from patchlight.train.data import Batch, Dataset, evaluation_batches
@@ -23,7 +24,7 @@ Teacher = Callable[[Tensor], Tensor]
 class Classification(Learner):
     """Learning to name photos."""
 
-    def __init__(self, vit: ViT, config: TrainConfig, teacher: Teacher | None = None) -> None:
+    def __init__(self, vit: Model, config: TrainConfig, teacher: Teacher | None = None) -> None:
         super().__init__()
         self.vit, self.config = vit, config
         self.teacher = (teacher,)  # in a tuple, so that a module is not taken for a part of this one
@@ -52,12 +53,13 @@ class Classification(Learner):
             return F.cross_entropy(self.vit(images_BCHW).float(), targets_BK)
         (taught_BK,) = taught
         assert self.config.distill is not None
+        assert isinstance(self.vit, ViT)
         logits_BK, distilled_BK = self.vit.both_logits(images_BCHW)
         told = F.cross_entropy(logits_BK.float(), targets_BK)
         distilled = distillation_loss(distilled_BK.float(), taught_BK, self.config.distill)
         return (1 - self.config.distill.share) * told + self.config.distill.share * distilled
 
-    def judge(self, shown: ViT, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:
+    def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:
         images = evaluation_batches(
             validation,
             batch_size=min(1000, self.config.batch_size),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
-from patchlight.models.vit import ViT
+from patchlight.models.families import Model
 from patchlight.train.config import OptimConfig
 from patchlight.train.learner import Learner
 
@@ -19,23 +19,26 @@ UNDECAYED = ("class_token", "distill_token", "registers", "table", "frequencies"
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def make_optimizer(model: ViT | Learner, config: OptimConfig, *, capturable: bool = False) -> "Optimizers":
+def make_optimizer(model: Model | Learner, config: OptimConfig, *, capturable: bool = False) -> "Optimizers":
     """The optimizer for the parameters of a model that learn (`requires_grad`), in groups.
 
     Biases, norms, LayerScale, tokens and position tables are not decayed. With `layer_decay`, a layer's rate is
-    layer_decay ** (layers above it): the embedding, tokens and positions are layer 0, then the blocks, then norm and
-    heads, and whatever else a learner has. With `capturable`, rates live in tensors on the device, so that `step` can
-    be captured in a CUDA graph.
+    layer_decay ** (layers above it): the embedding, tokens and positions are layer 0, then the blocks (and with each
+    stage's first what leads to it), then norm and heads, and whatever else a learner has. With `capturable`, rates live
+    in tensors on the device, so that `step` can be captured in a CUDA graph.
     """
     learning = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not learning:
         raise PatchlightError("no parameter of the model has requires_grad=True; there is nothing to learn")
-    depth = len(model.blocks if isinstance(model, ViT) else model.vit.blocks)
+    inner = model.vit if isinstance(model, Learner) else model
+    depth, stages = inner.config.depth, getattr(inner.config, "stage_starts", ())
     device = next(iter(learning.values())).device
     groups: dict[tuple[int, float, float], dict[str, Any]] = {}
     for name, weight in learning.items():
         parts = matrices_in(name, weight) if config.name == "muon" else 0
-        rate = (config.muon_lr if parts else config.lr) * config.layer_decay ** (depth + 1 - _layer(name, depth))
+        rate = (config.muon_lr if parts else config.lr) * config.layer_decay ** (
+            depth + 1 - _layer(name, depth, stages)
+        )
         decay = config.weight_decay if weight.ndim > 1 and not name.endswith(UNDECAYED) else 0.0
         if (parts, rate, decay) not in groups:
             lr = torch.tensor(rate, device=device) if capturable else rate
@@ -57,15 +60,16 @@ def make_optimizer(model: ViT | Learner, config: OptimConfig, *, capturable: boo
     return Optimizers(optimizers, learning)
 
 
-def _layer(name: str, depth: int) -> int:
+EMBEDDING = ("patch_embed", "stem", "positions", "class_token", "distill_token", "registers", "embed_norm")
+
+
+def _layer(name: str, depth: int, stages: tuple[int, ...] = ()) -> int:
     top, _, rest = name.removeprefix("vit.").partition(".")
     if top == "blocks":
         return int(rest.partition(".")[0]) + 1
-    return (
-        0
-        if top in ("patch_embed", "positions", "class_token", "distill_token", "registers", "embed_norm")
-        else depth + 1
-    )
+    if top == "merges":  # they lead to the second stage, the third, ...
+        return stages[int(rest.partition(".")[0]) + 1] + 1
+    return 0 if top in EMBEDDING else depth + 1
 
 
 def matrices_in(name: str, weight: Tensor) -> int:

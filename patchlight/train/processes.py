@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from patchlight.errors import PatchlightError
-from patchlight.models.vit import Block
+from patchlight.models.families import BLOCKS
 from patchlight.train.config import TrainConfig
 from patchlight.train.learner import Learner
 
@@ -74,7 +74,7 @@ class Processes:
         if config.compile:
             # Block by block: all blocks share one compiled form, so that it takes seconds whatever the depth.
             for block in learner.modules():
-                if isinstance(block, Block):
+                if isinstance(block, BLOCKS):
                     block.compile(dynamic=False)  # the few sizes that there are, each for itself
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None

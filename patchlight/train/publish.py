@@ -5,7 +5,7 @@ from pathlib import Path
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
 from patchlight.files import replacing
-from patchlight.models.vit import ViT
+from patchlight.models.families import Model
 from patchlight.train.card import training_card
 from patchlight.train.data import Dataset
 from patchlight.train.learner import Learner, Result
@@ -18,7 +18,7 @@ from patchlight.weights.save import save
 def publish(
     folder: RunFolder,
     learner: Learner,
-    model: ViT,
+    model: Model,
     training: Dataset,
     result: Result,
     seconds: float,

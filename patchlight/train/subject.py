@@ -27,6 +27,7 @@ from patchlight.images.augment import cut_parts, normalise, vary_colours
 from patchlight.images.decode import ImageError
 from patchlight.images.draws import Draws
 from patchlight.models.attention import Heads
+from patchlight.models.families import Model
 from patchlight.models.vit import ViT
 from patchlight.train.data import Batch, Dataset, in_workers
 from patchlight.train.learner import Learner, as_squares
@@ -69,6 +70,7 @@ class SubjectConfig(JsonConfig):
 class FindSubject(Learner):
     """A ViT whose class token names the subject and looks at it."""
 
+    vit: ViT
     boxes_N4: Tensor
     extents_N2: Tensor
 
@@ -129,7 +131,8 @@ class FindSubject(Learner):
         placing = (placing_B * placed_B).sum() / placed_B.sum().clamp(min=1)
         return naming + self.subject.weight * placing
 
-    def judge(self, shown: ViT, training: Dataset, validation: Dataset, device: torch.device) -> "SubjectEvaluation":
+    def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> "SubjectEvaluation":
+        assert isinstance(shown, ViT)
         return evaluate_subjects(shown, self.subject_heat(), validation, self.config, device)
 
 

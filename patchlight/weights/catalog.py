@@ -21,6 +21,9 @@ DINO = PreprocessConfig(resize_size=(256, 256), crop="floor")
 DINO_256 = PreprocessConfig(image_size=(256, 256))
 DINO_518 = PreprocessConfig(image_size=(518, 518))
 DINO3 = PreprocessConfig(resize="squash", interpolation="bilinear", resize_in="floats")
+IMAGENET_CROP_95 = PreprocessConfig(crop_pct=0.95)
+IMAGENET_SQUASH = PreprocessConfig(resize="squash", crop="none")  # as transformers prepares photos for Swin
+IMAGENET_FLOOR = PreprocessConfig(resize_size=(256, 256), crop="floor")  # and for ConvNeXt
 CLIP_90 = PreprocessConfig(
     crop_pct=0.9, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
 )
@@ -66,6 +69,9 @@ _SIGLIP = "SigLIP image tower"
 _BEIT = "BEiT, ImageNet-22k, then ImageNet-1k"
 _ROPE = "RoPE-ViT, ImageNet-1k"
 _HYBRID = "ResNet and ViT, ImageNet-21k, then ImageNet-1k"
+_SWIN, _SWIN_22K = "Swin, ImageNet-1k", "Swin, ImageNet-22k, then ImageNet-1k"
+_CONVNEXT, _CONVNEXT_22K = "ConvNeXt, ImageNet-1k", "ConvNeXt, ImageNet-22k, then ImageNet-1k"
+_CONVNEXT2 = "ConvNeXt V2, masked autoencoder, then ImageNet-1k"
 
 ENTRIES: tuple[Entry, ...] = (
     _hub("facebook/dino-vits16", DINO, "Apache-2.0", _DINO),
@@ -169,6 +175,40 @@ ENTRIES: tuple[Entry, ...] = (
     _hub("google/siglip-base-patch16-224", INCEPTION_SQUASH_BICUBIC, "Apache-2.0", _SIGLIP),
     _hub("google/siglip-so400m-patch14-384", INCEPTION_SQUASH_BICUBIC.for_size((384, 384)), "Apache-2.0", _SIGLIP),
     _hub("google/siglip2-base-patch16-224", INCEPTION_SQUASH, "Apache-2.0", "SigLIP 2 image tower"),
+    _hub("microsoft/swin-tiny-patch4-window7-224", IMAGENET_SQUASH, "Apache-2.0", _SWIN),
+    _hub("microsoft/swin-small-patch4-window7-224", IMAGENET_SQUASH, "Apache-2.0", _SWIN),
+    _hub("microsoft/swin-base-patch4-window7-224", IMAGENET_SQUASH, "Apache-2.0", _SWIN),
+    _hub("microsoft/swin-base-patch4-window7-224-in22k", IMAGENET_SQUASH, "Apache-2.0", "Swin, ImageNet-22k"),
+    _hub("microsoft/swin-base-patch4-window12-384", IMAGENET_SQUASH.for_size((384, 384)), "Apache-2.0", _SWIN),
+    _hub("microsoft/swin-large-patch4-window7-224", IMAGENET_SQUASH, "Apache-2.0", _SWIN_22K),
+    _hub("facebook/convnext-tiny-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT),
+    _hub("facebook/convnext-small-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT),
+    _hub("facebook/convnext-base-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT),
+    _hub("facebook/convnext-large-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT),
+    _hub("facebook/convnextv2-tiny-1k-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT2),
+    _hub("facebook/convnextv2-base-1k-224", IMAGENET_FLOOR, "Apache-2.0", _CONVNEXT2),
+    _timm("swin_tiny_patch4_window7_224", "ms_in1k", IMAGENET_CROP_90, "MIT", _SWIN),
+    _timm("swin_small_patch4_window7_224", "ms_in1k", IMAGENET_CROP_90, "MIT", _SWIN),
+    _timm("swin_base_patch4_window7_224", "ms_in1k", IMAGENET_CROP_90, "MIT", _SWIN),
+    _timm("swin_tiny_patch4_window7_224", "ms_in22k_ft_in1k", IMAGENET_CROP_90, "MIT", _SWIN_22K),
+    _timm("swin_small_patch4_window7_224", "ms_in22k_ft_in1k", IMAGENET_CROP_90, "MIT", _SWIN_22K),
+    _timm("swin_base_patch4_window7_224", "ms_in22k_ft_in1k", IMAGENET_CROP_90, "MIT", _SWIN_22K),
+    _timm(
+        "swin_base_patch4_window12_384",
+        "ms_in22k_ft_in1k",
+        PreprocessConfig(image_size=(384, 384)),
+        "MIT",
+        _SWIN_22K,
+    ),
+    _timm("convnext_tiny", "fb_in1k", IMAGENET, "Apache-2.0", _CONVNEXT),
+    _timm("convnext_small", "fb_in1k", IMAGENET, "Apache-2.0", _CONVNEXT),
+    _timm("convnext_base", "fb_in1k", IMAGENET, "Apache-2.0", _CONVNEXT),
+    _timm("convnext_tiny", "fb_in22k_ft_in1k", IMAGENET, "Apache-2.0", _CONVNEXT_22K),
+    _timm("convnext_small", "fb_in22k_ft_in1k", IMAGENET, "Apache-2.0", _CONVNEXT_22K),
+    _timm("convnext_base", "fb_in22k_ft_in1k", IMAGENET, "Apache-2.0", _CONVNEXT_22K),
+    _timm("convnext_tiny", "in12k_ft_in1k", IMAGENET_CROP_95, "Apache-2.0", "ConvNeXt, ImageNet-12k, then 1k"),
+    _timm("convnextv2_tiny", "fcmae_ft_in1k", IMAGENET, "CC-BY-NC-4.0", _CONVNEXT2),
+    _timm("convnextv2_base", "fcmae_ft_in1k", IMAGENET, "CC-BY-NC-4.0", _CONVNEXT2),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.families import ConvNeXtConfig, ModelConfig, SwinConfig, encoder_in_words
 from patchlight.files import replacing
-from patchlight.models.vit import ViT
+from patchlight.models.families import Model
+from patchlight.weights import convert_convnext, convert_swin
 from patchlight.weights.convert import State, convert_to
 from patchlight.weights.load import VERSION, Loaded
 from patchlight.weights.names import TIMM, TRANSFORMERS_OLD
@@ -21,7 +23,7 @@ TRANSFORMERS_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "q
 
 
 def save(
-    model: ViT | Loaded,
+    model: Model | Loaded,
     folder: str | Path,
     *,
     layout: Literal["patchlight", "transformers", "timm"] = "patchlight",
@@ -33,7 +35,7 @@ def save(
 ) -> Path:
     """Write a model to `folder`, for `load`; with another `layout`, for that library's loader too.
 
-    `layout="transformers"` is read by ViTModel and ViTForImageClassification, `layout="timm"` by
+    `layout="transformers"` is read by its AutoModel and AutoModelForImageClassification, `layout="timm"` by
     `timm.create_model("local-dir:FOLDER")`; an architecture that the library does not have raises. What came with a
     loaded model (preprocessing, labels, how it finds subjects, licence) goes along unless given.
     """
@@ -43,8 +45,8 @@ def save(
         labels = labels if labels is not None else model.labels
         subject = subject or model.subject
         licence = licence or model.provenance.licence
-    if not isinstance(vit, ViT):
-        raise PatchlightError(f"save takes a ViT, or what load gave, not a {type(vit).__name__}")
+    if not isinstance(vit, Model):
+        raise PatchlightError(f"save takes a ViT, a Swin, a ConvNeXt, or what load gave, not a {type(vit).__name__}")
     if layout not in ("patchlight", *_LAYOUTS):
         raise PatchlightError(f"layout={layout!r} should be one of 'patchlight', 'transformers', 'timm'")
     preprocess = preprocess or PreprocessConfig(image_size=vit.config.image_size, crop_pct=0.875)
@@ -106,17 +108,19 @@ def _json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def _refuse(layout: str, config: ViTConfig, **needed: Any) -> None:
-    """Raise where the config has something that the other library's ViT has not."""
+def _refuse(layout: str, config: ModelConfig, **needed: Any) -> None:
+    """Raise where the config has something that the other library's model has not."""
     for name, value in needed.items():
         if getattr(config, name) != value:
             raise PatchlightError(
-                f"{name}={getattr(config, name)!r} cannot be written with layout={layout!r}, whose ViT has {value!r}; "
-                "use layout='patchlight'"
+                f"{name}={getattr(config, name)!r} cannot be written with layout={layout!r}, whose model has "
+                f"{value!r}; use layout='patchlight'"
             )
 
 
-def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
+def _to_transformers(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
+    if not isinstance(config, ViTConfig):
+        return _staged_to_transformers(config, state)
     _refuse(
         "transformers",
         config,
@@ -163,13 +167,13 @@ def _to_transformers(config: ViTConfig, state: State, preprocess: PreprocessConf
     }
 
 
-def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
+def _to_timm(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
+    if not isinstance(config, ViTConfig):
+        return _staged_to_timm(config, state, preprocess)
     _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
     _refuse("timm", config, stem="patchify", resnet=None, block_norm="before", inner_norm="none")
     if config.mlp == "swiglu":
         _refuse("timm", config, mlp="gelu")
-    if preprocess.resize == "none":
-        raise PatchlightError("preprocessing with resize='none' cannot be written with layout='timm'")
     if config.prefix_positions == "class" and config.num_registers:
         _refuse("timm", config, prefix_positions="all")
     if config.pooling == "cls_mean":
@@ -202,25 +206,67 @@ def _to_timm(config: ViTConfig, state: State, preprocess: PreprocessConfig) -> t
     }
     if config.norm_eps == 1e-5:
         arguments["norm_layer"] = "layernorm"
-    height, width = preprocess.image_size
     return theirs, {
         "architecture": "vit_base_patch16_224",
         "num_classes": config.num_classes,
         "num_features": config.width,
         "global_pool": pooling,
         "model_args": arguments,
-        "pretrained_cfg": {
-            "input_size": [config.in_channels, height, width],
-            "num_classes": config.num_classes,
-            "interpolation": preprocess.interpolation,
-            "crop_pct": height / preprocess.scaled_size[0],
-            "crop_mode": {"shortest": "center"}.get(preprocess.resize, preprocess.resize),
-            "mean": list(preprocess.mean),
-            "std": list(preprocess.std),
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        },
+        "pretrained_cfg": _pretrained_cfg(config, preprocess, first_conv="patch_embed.proj", classifier="head"),
     }
+
+
+def _pretrained_cfg(config: ModelConfig, preprocess: PreprocessConfig, **layers: str) -> dict[str, Any]:
+    """How timm prepares photos, and which layers are the first and the last."""
+    if preprocess.resize == "none":
+        raise PatchlightError("preprocessing with resize='none' cannot be written with layout='timm'")
+    height, width = preprocess.image_size
+    return {
+        "input_size": [config.in_channels, height, width],
+        "num_classes": config.num_classes,
+        "interpolation": preprocess.interpolation,
+        "crop_pct": height / preprocess.scaled_size[0],
+        "crop_mode": {"shortest": "center"}.get(preprocess.resize, preprocess.resize),
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        **layers,
+    }
+
+
+def _staged_to_timm(
+    config: SwinConfig | ConvNeXtConfig, state: State, preprocess: PreprocessConfig
+) -> tuple[State, dict[str, Any]]:
+    patch = config.patch_size[0]
+    _refuse("timm", config, patch_size=(patch, patch))
+    if isinstance(config, SwinConfig):
+        _refuse("timm", config, norm_eps=1e-5, uneven_windows="masked")
+        (theirs, name, arguments), first = convert_swin.to_timm(config, state), "patch_embed.proj"
+    else:
+        _refuse("timm", config, final_norm_eps=config.norm_eps)
+        if len(config.depths) != 4:
+            raise PatchlightError(f"depths={config.depths} cannot be written with layout='timm', which has 4 stages")
+        (theirs, name, arguments), first = convert_convnext.to_timm(config, state), "stem.0"
+    return theirs, {
+        "architecture": name,
+        "num_classes": config.num_classes,
+        "num_features": config.feature_width,
+        "global_pool": "avg",
+        "model_args": arguments,
+        "pretrained_cfg": _pretrained_cfg(config, preprocess, first_conv=first, classifier="head.fc"),
+    }
+
+
+def _staged_to_transformers(config: SwinConfig | ConvNeXtConfig, state: State) -> tuple[State, dict[str, Any]]:
+    side, patch = config.image_size[0], config.patch_size[0]
+    _refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch))
+    if isinstance(config, SwinConfig):
+        window = config.window_size[0]
+        _refuse("transformers", config, window_size=(window, window), norm_eps=1e-5, uneven_windows="plain")
+        return convert_swin.to_transformers(config, state)
+    _refuse("transformers", config, kernel_size=7, norm_eps=1e-6, mlp="gelu")
+    if config.grn:
+        _refuse("transformers", config, layer_scale=None)
+    return convert_convnext.to_transformers(config, state)
 
 
 _LAYOUTS = {"transformers": _to_transformers, "timm": _to_timm}
@@ -257,12 +303,12 @@ def _transformers_preprocessor(preprocess: PreprocessConfig) -> dict[str, Any]:
     }
 
 
-def _card(config: ViTConfig, preprocess: PreprocessConfig, licence: str | None, labels: Sequence[str] | None) -> str:
+def _card(config: ModelConfig, preprocess: PreprocessConfig, licence: str | None, labels: Sequence[str] | None) -> str:
     height, width = config.image_size
     rows = {
         "image": f"{height} x {width}, {config.in_channels} channels, patches of {_times(config.patch_size)}",
-        "encoder": f"{config.depth} blocks, {config.width} wide, {config.num_heads} heads, {config.position} positions",
-        "output": f"{config.num_classes or 'no'} classes, pooling {config.pooling}",
+        "encoder": encoder_in_words(config),
+        "output": f"{config.num_classes or 'no'} classes, pooling {getattr(config, 'pooling', 'mean')}",
         "labels": "in config.json" if labels else "none",
         "resizing": f"{preprocess.resize}, {_times(preprocess.scaled_size)}, {preprocess.interpolation}",
         "colours": f"mean {preprocess.mean}, std {preprocess.std}",
@@ -270,10 +316,10 @@ def _card(config: ViTConfig, preprocess: PreprocessConfig, licence: str | None, 
         "licence": licence or "not stated",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    title = {"swin": "A Swin Transformer", "convnext": "A ConvNeXt"}.get(config.to_dict()["architecture"])
     front = f"---\nlicense: {licence.lower() if licence else 'unknown'}\ntags: [vision-transformer]\n---"
-    return (
-        f'{front}\n\n# A Vision Transformer\n\n| | |\n|---|---|\n{table}\n\nLoad it with `patchlight.load("FOLDER")`.\n'
-    )
+    heading = f"# {title or 'A Vision Transformer'}\n\n| | |\n|---|---|"
+    return f'{front}\n\n{heading}\n{table}\n\nLoad it with `patchlight.load("FOLDER")`.\n'
 
 
 def _times(size: tuple[int, int]) -> str:

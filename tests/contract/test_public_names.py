@@ -8,9 +8,9 @@ import pytest
 import patchlight
 
 PUBLIC = [
-    *("AttentionMaps", "Box", "Costs", "ImageError", "Loaded", "Localization", "PatchlightError", "Prediction"),
-    *("PreprocessConfig", "Subject", "ViT", "ViTConfig", "View", "attention", "classify", "costs", "decode", "load"),
-    *("localize", "save", "variant"),
+    *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "ImageError", "Loaded", "Localization"),
+    *("PatchlightError", "Prediction", "PreprocessConfig", "Subject", "Swin", "SwinConfig", "ViT", "ViTConfig", "View"),
+    *("attention", "classify", "costs", "decode", "load", "localize", "save", "variant"),
 ]
 
 

@@ -121,7 +121,7 @@ def test_a_calibration_checks_itself(values: dict[str, Any], words: str) -> None
 
 
 def test_every_method_has_a_generic_calibration() -> None:
-    assert set(GENERIC) == {"subject", "cls", "rollout", "lost", "tokencut"}
+    assert set(GENERIC) == {"subject", "cls", "rollout", "lost", "tokencut", "features"}
 
 
 def test_the_fit_is_where_the_likelihood_is_highest() -> None:
