@@ -1,0 +1,198 @@
+"""Swin and ConvNeXt through `load` and `save`: our own layout, the authors' names, other sizes, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from patchlight.config import PreprocessConfig
+from patchlight.errors import PatchlightError
+from patchlight.weights.catalog import ENTRIES
+from patchlight.weights.load import load
+from patchlight.weights.save import save
+from staged_models import tiny_convnext, tiny_swin
+
+MODELS = {
+    "swin": tiny_swin(),
+    "swin-oblong": tiny_swin(window_size=(3, 5), image_size=(40, 72), num_classes=0, qkv_bias=False),
+    "convnext": tiny_convnext(),
+    "convnext-2": tiny_convnext(grn=True, layer_scale=None, widths=(8, 8), num_classes=0),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_our_layout_reloads_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    labels = ["a", "b", "c", "d", "e"][: model.config.num_classes] or None
+    loaded = load(save(model, tmp_path / "x", labels=labels, licence="MIT"))
+    assert loaded.config == model.config
+    image_BCHW = torch.randn(2, 3, 37, 45)
+    assert torch.equal(loaded.model(image_BCHW), model(image_BCHW))
+    assert (loaded.provenance.origin, loaded.provenance.licence, loaded.notes) == ("patchlight", "MIT", ())
+    assert loaded.labels == (None if labels is None else tuple(labels))
+    again = load(save(loaded, tmp_path / "y"))
+    assert torch.equal(again.model(image_BCHW), model(image_BCHW))
+    assert (tmp_path / "x" / "README.md").read_text().count("Swin" if "swin" in name else "ConvNeXt") >= 2
+
+
+def authors_swin(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Microsoft's names: as timm's once were, with buffers, and the merging after a stage."""
+    named = {}
+    for key, value in state.items():
+        if match := re.match(r"blocks\.(\d)\.", key):
+            key = f"layers.{int(match[1]) // 2}.blocks.{int(match[1]) % 2}.{key[match.end() :]}"
+        key = key.replace("attn.out.", "attn.proj.").replace("mlp.up.", "mlp.fc1.").replace("mlp.down.", "mlp.fc2.")
+        key = key.replace("relative_bias.table", "relative_position_bias_table").replace(
+            "merges.0", "layers.0.downsample"
+        )
+        named[key] = value
+    named["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
+    named["layers.0.blocks.1.attn_mask"] = torch.zeros(9, 16, 16)
+    return named
+
+
+def authors_convnext(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Facebook's names: blocks right below their stage, and the stem as the first downsampling."""
+    named = {}
+    for key, value in state.items():
+        if match := re.match(r"blocks\.(\d)\.", key):
+            stage, block = ((0, 0), (1, 0), (1, 1))[int(match[1])]
+            key = f"stages.{stage}.{block}.{key[match.end() :]}"
+        for ours, theirs in (
+            ("stem.conv.", "downsample_layers.0.0."),
+            ("stem.norm.", "downsample_layers.0.1."),
+            ("merges.0.norm.", "downsample_layers.1.0."),
+            ("merges.0.conv.", "downsample_layers.1.1."),
+            (".conv.", ".dwconv."),
+            ("mlp.up.", "pwconv1."),
+            ("mlp.down.", "pwconv2."),
+            ("mlp.grn.weight", "grn.gamma"),
+            ("mlp.grn.bias", "grn.beta"),
+            ("residual.scale", "gamma"),
+        ):
+            key = key.replace(ours, theirs)
+        named[key] = value.view(1, 1, 1, -1) if ".grn." in key else value
+    return named
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("grn", [False, True])
+def test_the_authors_files(grn: bool, tmp_path: Path) -> None:
+    for model, rename in ((tiny_swin(), authors_swin), (tiny_convnext(grn=grn), authors_convnext)):
+        torch.save({"model": rename(model.state_dict()), "epoch": 300}, tmp_path / "checkpoint.pth")
+        loaded = load(tmp_path / "checkpoint.pth", image_size=48)
+        assert loaded.config == model.config
+        image_BCHW = torch.randn(2, 3, 48, 48)
+        assert torch.equal(loaded.model(image_BCHW), model(image_BCHW))
+
+
+@torch.no_grad()
+def test_another_window_resamples_the_table_smoothly(tmp_path: Path) -> None:
+    model = tiny_swin()
+    table = model.blocks[0].attn.relative_bias.table
+    rows = torch.arange(49) // 7 - 3  # the bias is how far above the other patch lies
+    table.copy_(rows[:, None].expand(-1, 2).float())
+    loaded = load(save(model, tmp_path / "x"), window_size=8, image_size=96)
+    resampled = loaded.model.blocks[0].attn.relative_bias.table.unflatten(0, (15, 15))
+    assert (resampled.diff(dim=0) >= -1e-4).all()
+    torch.testing.assert_close(resampled[7, 7], torch.zeros(2), atol=1e-5, rtol=0)
+    assert loaded.config.window_size == (8, 8)
+    assert "resampled relative positions from windows of 4x4 to 8x8" in loaded.notes
+    assert loaded.preprocess.config.image_size == (96, 96)
+    assert loaded.model(torch.randn(1, 3, 96, 96)).shape == (1, 5)
+
+
+def test_a_fresh_head_and_other_overrides(tmp_path: Path) -> None:
+    for name in ("swin", "convnext"):
+        folder = save(MODELS[name], tmp_path / name)
+        assert load(folder, num_classes=3).model(torch.randn(1, 3, 48, 48)).shape == (1, 3)
+        assert (
+            load(folder, num_classes=0).model(torch.randn(1, 3, 48, 48)).shape[1] == MODELS[name].config.feature_width
+        )
+        with pytest.raises(PatchlightError, match="unknown setting 'num_registers' for"):
+            load(folder, num_registers=4)
+        with pytest.raises(PatchlightError, match="unknown setting 'nonsense' for ViTConfig"):
+            load(folder, nonsense=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architecture": "vit"}, "config.json says architecture='vit', but its tensors are named as those of a swin"),
+        ({"width": 24, "num_heads": [2, 4]}, "config.json says num_heads=(2, 4), but its tensors have (2, 3)"),
+        ({"depths": [2, 3]}, "config.json says depths=(2, 3), but its tensors have (2, 2)"),
+        ({"window_size": [5, 5]}, "has 49 rows, where windows of 5x5 have 81"),
+        ({"windows": 3}, "unknown setting 'windows' for SwinConfig"),
+    ],
+)
+def test_a_config_that_lies_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save(MODELS["swin"], tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    config["patchlight"]["model"] |= change
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PatchlightError, match=re.escape(words)) as caught:
+        load(tmp_path / "x")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "words"),
+    [
+        ("swin", "blocks.1.attn.relative_bias.table", "tensor for 'blocks.1.attn.relative_bias.table' is missing"),
+        ("swin", "blocks.1.mlp.up.bias", "missing: blocks.1.mlp.up.bias"),
+        ("convnext", "stem.norm.weight", "missing: stem.norm.weight"),
+        ("convnext", "blocks.0.norm.weight", "depths=(0, 0) should be"),
+    ],
+)
+def test_a_missing_tensor_is_named(name: str, key: str, words: str, tmp_path: Path) -> None:
+    state = dict(MODELS[name].state_dict())
+    del state[key]
+    save_file(state, tmp_path / "x.safetensors")
+    with pytest.raises(PatchlightError, match=re.escape(words)) as caught:
+        load(tmp_path / "x.safetensors")
+    assert "\n" not in str(caught.value)
+
+
+def test_another_architectures_config_is_refused(tmp_path: Path) -> None:
+    save_file(authors_swin(MODELS["swin"].state_dict()), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "swinv2_tiny_window8_256"}))
+    with pytest.raises(
+        PatchlightError, match=r"config\.json says 'swinv2_tiny_window8_256', but its tensors are named"
+    ):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", "use_absolute_embeddings": True}))
+    with pytest.raises(PatchlightError, match="use_absolute_embeddings, which our Swin does not have"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("swin", "transformers", "uneven_windows='masked' cannot be written with layout='transformers'"),
+        ("convnext", "timm", "cannot be written with layout='timm', which has 4 stages"),
+        ("swin-oblong", "transformers", "image_size=(40, 72) cannot be written"),
+    ],
+)
+def test_what_another_library_does_not_have_is_not_written(name: str, layout: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(PatchlightError, match=re.escape(words)):
+        save(MODELS[name], tmp_path / "x", layout=layout)
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_catalogue_has_the_usual_ones() -> None:
+    names = {entry.hub: entry for entry in ENTRIES}
+    for size in ("tiny", "small", "base"):
+        assert names[f"microsoft/swin-{size}-patch4-window7-224"].preprocess.resize == "squash"
+        assert names[f"timm/swin_{size}_patch4_window7_224.ms_in1k"].preprocess.crop_pct == 0.9
+        assert names[f"facebook/convnext-{size}-224"].preprocess.scaled_size == (256, 256)
+        assert names[f"timm/convnext_{size}.fb_in1k"].preprocess == PreprocessConfig(crop_pct=0.875)
+
+
+def test_tensors_are_written_under_our_names(tmp_path: Path) -> None:
+    save(MODELS["swin"], tmp_path / "x")
+    assert load_file(tmp_path / "x" / "model.safetensors").keys() == MODELS["swin"].state_dict().keys()
