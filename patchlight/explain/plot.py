@@ -596,6 +596,34 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
     return [left, right]
 
 
+def draw_growth(
+    costs: Mapping[str, Mapping[int, float]], ax: "Axes | None" = None, label: str = "GMACs for one image"
+) -> "Axes":
+    """How a cost of several models grows with the image: for each, {pixels a side: cost}. Both axes are logarithmic, so
+    that a straight line is a power: a grey one shows growth in proportion to the pixels."""
+    ax = _axis(ax)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    colours = ["#440154", "#3b528b", "#21918c", "#7ad151", MARK, "#f89540", "#888888"]
+    drawn = {name: sorted(each.items()) for name, each in costs.items() if each}
+    for number, (name, points) in enumerate(drawn.items()):
+        sides, values = zip(*points, strict=True)
+        style = ("-", "--", ":")[number // len(colours) % 3] if len(drawn) > len(colours) else "-"
+        colour, marker = colours[number % len(colours)], "osD^vP*"[number % 7]
+        ax.plot(sides, values, style, color=colour, linewidth=1.4, marker=marker, markersize=3.5, label=name)
+    if drawn:
+        ticks = sorted({side for points in drawn.values() for side, _ in points})
+        least = 0.75 * min(points[0][1] for points in drawn.values() if points[0][0] == ticks[0])
+        line = [least * (side / ticks[0]) ** 2 for side in ticks]
+        ax.plot(ticks, line, color="#aaaaaa", linewidth=0.9, linestyle=(0, (5, 4)), label="like the pixels")
+        ax.set_xticks(ticks, labels=[str(side) for side in ticks])
+        ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK)
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    _label(ax, "image (pixels a side)", label)
+    return ax
+
+
 def _course(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
     """The epochs and the values of the lines that have one, in the order of the steps; NaN where it is no number."""
     rows = {row["step"]: (row["epoch"], row[key]) for row in metrics if key in row}

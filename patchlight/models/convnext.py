@@ -54,7 +54,7 @@ class ConvNeXtBlock(nn.Module):
         self.conv = nn.Conv2d(width, width, config.kernel_size, padding=config.kernel_size // 2, groups=width)
         self.norm = nn.LayerNorm(width, config.norm_eps)
         self.mlp = MLP(config, width)
-        self.residual = Residual(drop_path, scale=config.layer_scale, width=width)
+        self.residual = Residual(drop_path, drops=config.drop_path > 0, scale=config.layer_scale, width=width)
 
     def forward(self, x_BhwD: Tensor) -> Tensor:
         mixed_BhwD = self.conv(x_BhwD.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)

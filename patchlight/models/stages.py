@@ -12,16 +12,17 @@ class Residual(nn.Module):
     Channels come last, whatever lies between them and the batch.
     """
 
-    def __init__(self, drop_path: float, *, scale: float | None = None, width: int = 0) -> None:
+    def __init__(self, drop_path: float, *, drops: bool, scale: float | None = None, width: int = 0) -> None:
         super().__init__()
         self.initial_scale = scale
         self.scale = None if scale is None else nn.Parameter(torch.empty(width))
+        self.drops = drops  # the same for all blocks of a model, so that they share a compiled form
         self.drop_path = drop_path
 
     def forward(self, x_BhwD: Tensor, branch_BhwD: Tensor) -> Tensor:
         if self.scale is not None:
             branch_BhwD = branch_BhwD * self.scale
-        if self.training and self.drop_path > 0:
+        if self.training and self.drops:
             # Whole images skip the branch; the others are scaled up so that the expectation stays.
             keep_B111 = torch.rand_like(branch_BhwD[:, :1, :1, :1], dtype=torch.float32) >= self.drop_path
             branch_BhwD = branch_BhwD * keep_B111 / (1 - self.drop_path)

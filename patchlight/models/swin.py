@@ -188,10 +188,10 @@ class SwinBlock(nn.Module):
         width = config.widths[stage]
         self.norm1 = nn.LayerNorm(width, config.norm_eps)
         self.attn = WindowAttention(config, width, config.num_heads[stage])
-        self.residual1 = Residual(drop_path)
+        self.residual1 = Residual(drop_path, drops=config.drop_path > 0)
         self.norm2 = nn.LayerNorm(width, config.norm_eps)
         self.mlp = MLP(config, width)
-        self.residual2 = Residual(drop_path)
+        self.residual2 = Residual(drop_path, drops=config.drop_path > 0)
 
     def forward(self, x_BhwD: Tensor, windows: Windows, heads: list[WindowHeads] | None = None) -> Tensor:
         attended_BWnD = self.attn(windows.split(self.norm1(x_BhwD)), windows, heads)

@@ -1,22 +1,35 @@
-"""Every command with a Swin and a ConvNeXt, as a user runs it."""
+"""Every command with a Swin and a ConvNeXt: what a user types, run in this process, which saves its start."""
 
+import contextlib
+import io
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from patchlight.cli import main
 from patchlight.families import ConvNeXtConfig, SwinConfig, variant
 from patchlight.weights.save import save
 from staged_models import TINY_CONVNEXT, TINY_SWIN, tiny_convnext, tiny_swin
 
 
-def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "patchlight", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+@pytest.fixture
+def patchlight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str) -> SimpleNamespace:
+        monkeypatch.setattr(sys, "argv", ["patchlight", *arguments])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=out.getvalue(), stderr=err.getvalue())
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -33,55 +46,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_costs(folder: Path) -> None:
+def test_costs(folder: Path, patchlight: Callable[..., SimpleNamespace]) -> None:
     (folder / "mine.json").write_text(SwinConfig(**TINY_SWIN).to_json())
-    answer = patchlight("costs", "swin-T", "convnext-T", "mine.json", "--image-size", "224", cwd=folder)
+    answer = patchlight("costs", "swin-T", "convnext-T", "mine.json", "--image-size", "224")
     assert (answer.returncode, answer.stderr) == (0, "")
     rows = [line.split() for line in answer.stdout.splitlines()]
     assert ["swin-T", "224x224", "3,136", "28.3"] in [row[:4] for row in rows]
     assert ["convnext-T", "224x224", "3,136", "28.6", "4.46", "0%"] in [row[:6] for row in rows]
     assert max(map(len, answer.stdout.splitlines())) <= 80
-    changed = patchlight("costs", "swin-T", "--set", "window_size=[12,12]", "--json", cwd=folder)
+    changed = patchlight("costs", "swin-T", "--set", "window_size=[12,12]", "--json")
     assert json.loads(changed.stdout)[0]["parameters"] > 28_288_354
-    wrong = patchlight("costs", "swin-T", "--set", "num_registers=4", cwd=folder)
+    wrong = patchlight("costs", "swin-T", "--set", "num_registers=4")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("patchlight: unknown setting 'num_registers' for SwinConfig")
 
 
 @pytest.mark.parametrize("model", ["swin", "convnext"])
-def test_inspect_classify_crop_and_evaluate(model: str, folder: Path) -> None:
-    seen = patchlight("inspect", model, "--json", cwd=folder)
+def test_inspect_classify_crop_and_evaluate(model: str, patchlight: Callable[..., SimpleNamespace]) -> None:
+    seen = patchlight("inspect", model, "--json")
     assert seen.returncode == 0, seen.stderr
     assert json.loads(seen.stdout)["config"]["architecture"] == model
-    shown = patchlight("inspect", model, "--set", "num_classes=7", cwd=folder)
+    shown = patchlight("inspect", model, "--set", "num_classes=7")
     assert "a fresh head of 7 classes in place of its 2 classes" in shown.stdout
-    answer = patchlight("classify", "photos/dark/0.png", "--model", model, cwd=folder)
+    answer = patchlight("classify", "photos/dark/0.png", "--model", model)
     assert answer.returncode == 0, answer.stderr
     assert "light" in answer.stdout
-    cropped = patchlight("crop", "photos/dark", "--model", model, "--out", f"{model}-crops", cwd=folder)
+    cropped = patchlight("crop", "photos/dark", "--model", model, "--out", f"{model}-crops", "--workers", "0")
     assert cropped.returncode == 0, cropped.stderr
-    refused = patchlight("crop", "photos/dark", "--model", model, "--method", "cls", "--out", "no", cwd=folder)
+    refused = patchlight("crop", "photos/dark", "--model", model, "--method", "cls", "--out", "no")
     assert refused.returncode == 2
     assert "is for a ViT" in refused.stderr
-    judged = patchlight("evaluate", model, "photos", "--knn", "--linear", "--json", cwd=folder)
+    judged = patchlight("evaluate", model, "photos", "--knn", "--linear", "--json", "--workers", "0")
     assert judged.returncode == 0, judged.stderr
     assert [each["method"] for each in json.loads(judged.stdout)] == ["knn", "linear"]
-    assert patchlight("evaluate", model, "photos", "--json", cwd=folder).returncode == 0
+    assert patchlight("evaluate", model, "photos", "--json", "--workers", "0").returncode == 0
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [("swin", "of a Swin, patchlight.attention(model, image) shows"), ("convnext", "pays no attention")],
 )
-def test_look_refuses_in_one_line(model: str, words: str, folder: Path) -> None:
-    answer = patchlight("look", "photos/dark/0.png", "--model", model, "--out", f"{model}-look", cwd=folder)
+def test_look_refuses_in_one_line(
+    model: str, words: str, folder: Path, patchlight: Callable[..., SimpleNamespace]
+) -> None:
+    answer = patchlight("look", "photos/dark/0.png", "--model", model, "--out", f"{model}-look")
     assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (2, "", 1)
     assert words in answer.stderr
     assert not (folder / f"{model}-look").exists()
 
 
 @pytest.mark.parametrize("config", [SwinConfig(**TINY_SWIN), ConvNeXtConfig(**TINY_CONVNEXT)])
-def test_train_and_finetune(config: SwinConfig | ConvNeXtConfig, folder: Path) -> None:
+def test_train_and_finetune(
+    config: SwinConfig | ConvNeXtConfig, folder: Path, patchlight: Callable[..., SimpleNamespace]
+) -> None:
     name = config.architecture
     (folder / f"{name}.py").write_text(
         "from patchlight.config import PreprocessConfig\n"
@@ -96,18 +113,17 @@ def test_train_and_finetune(config: SwinConfig | ConvNeXtConfig, folder: Path) -
         "        batch_size=4,\n"
         "    )\n"
     )
-    done = patchlight("train", f"{name}.py", "--out", f"{name}-run", "--set", "model.drop_path=0.1", cwd=folder)
+    done = patchlight("train", f"{name}.py", "--out", f"{name}-run", "--set", "model.drop_path=0.1")
     assert done.returncode == 0, done.stderr
-    tuned = patchlight(
-        "finetune", "photos", "--model", f"{name}-run", "--out", f"{name}-tuned", "--set", "epochs=1", cwd=folder
-    )
+    changes = ["--set", "epochs=1", "--set", "data.workers=0"]
+    tuned = patchlight("finetune", "photos", "--model", f"{name}-run", "--out", f"{name}-tuned", *changes)
     assert tuned.returncode == 0, tuned.stderr
-    assert patchlight("inspect", f"{name}-tuned", cwd=folder).returncode == 0
+    assert patchlight("inspect", f"{name}-tuned").returncode == 0
 
 
-def test_models_lists_them(folder: Path) -> None:
-    listed = patchlight("models", "swin", cwd=folder).stdout
+def test_models_lists_them(patchlight: Callable[..., SimpleNamespace]) -> None:
+    listed = patchlight("models", "swin").stdout
     assert "microsoft" not in listed
     assert "swin-tiny-patch4-window7-224" in listed
-    assert "convnext-tiny-224" in patchlight("models", "convnext", cwd=folder).stdout
+    assert "convnext-tiny-224" in patchlight("models", "convnext").stdout
     assert variant("swin-T").depths == (2, 2, 6, 2)

@@ -1,5 +1,6 @@
 """Swin and ConvNeXt in the training loop: they learn, resume exactly, and each weight moves at its layer's rate."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.images.augment import AugmentConfig
+from patchlight.models.families import make_model
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
@@ -20,7 +22,9 @@ from patchlight.train.features import evaluate_features
 from patchlight.train.finetune import choose_recipe
 from patchlight.train.loop import Stopped, train
 from patchlight.train.mae import MaeConfig
+from patchlight.train.objective import Classification
 from patchlight.train.optim import make_optimizer
+from patchlight.train.processes import find_processes
 from patchlight.train.sources import open_dataset
 from patchlight.train.subject import SubjectConfig
 from patchlight.weights.load import load
@@ -172,3 +176,37 @@ def test_a_convnext_teaches_a_vit(photos: Path, tmp_path: Path) -> None:
     config = settings(photos, "convnext", epochs=2.0).to_dict()
     config |= {"model": vit.to_dict(), "distill": {"teacher": str(tmp_path / "teacher")}}
     assert train(TrainConfig.from_dict(config), tmp_path / "student").accuracy is not None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        (ViTConfig(image_size=24, patch_size=8, width=12, depth=12, num_heads=2, num_classes=3, drop_path=0.3), 1),
+        (dataclasses.replace(MODELS["convnext"], depths=(5, 6)), 2),  # one form a stage
+        (dataclasses.replace(MODELS["swin"], depths=(6, 6), image_size=48), 4),  # and shifted windows another
+    ],
+)
+def test_compiled_blocks_share_their_form_whatever_their_rates(
+    config: Any, most: int, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        programs.append(graph)
+        return graph.forward
+
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compile_module(self, **how, backend=keep))
+    torch._dynamo.reset()
+    run = settings(photos, "swin", ema=None).to_dict()
+    run |= {"model": config.to_dict(), "compile": True}
+    run["preprocess"] |= {"image_size": list(config.image_size)}
+    run_config = TrainConfig.from_dict(run)
+    learner = Classification(make_model(config).train(), run_config)
+    with find_processes("cpu") as processes:
+        processes.spread(learner, run_config)
+    for _ in range(2):
+        learner.vit(torch.randn(2, 3, *config.image_size)).sum().backward()
+    assert len(programs) == most
+    torch._dynamo.reset()
