@@ -218,7 +218,10 @@ def leading_component(features_BPD: Tensor, grid: tuple[int, int]) -> Tensor:
     # Patches that are all alike differ by rounding alone, which is no direction.
     flat_B1 = sizes_BR[:, :1] <= 1e-5 * torch.linalg.vector_norm(features_BPD, dim=(1, 2))[:, None]
     share_B1 = (score_BP > 0)[:, _border(grid, score_BP.device)].float().mean(1, keepdim=True)
-    return _around_half(torch.where(share_B1 > 0.5, -score_BP, score_BP).masked_fill(flat_B1, 0))
+    # A vector's sign is arbitrary; where the border does not decide, the most decided patch does.
+    flip_B1 = score_BP.gather(1, score_BP.abs().argmax(1, keepdim=True)) < 0
+    flip_B1 = torch.where(share_B1 == 0.5, flip_B1, share_B1 > 0.5)
+    return _around_half(torch.where(flip_B1, -score_BP, score_BP).masked_fill(flat_B1, 0))
 
 
 def second_eigenvector(affinity_BPP: Tensor) -> Tensor:

@@ -9,15 +9,19 @@ from patchlight.errors import PatchlightError
 class Residual(nn.Module):
     """What a branch adds to its input: times a learned scale (LayerScale), or at times nothing (stochastic depth).
 
-    Channels come last, whatever lies between them and the batch.
+    Channels come last. `drops` says whether any block of the model is skipped at times.
     """
+
+    drop_path: Tensor
 
     def __init__(self, drop_path: float, *, drops: bool, scale: float | None = None, width: int = 0) -> None:
         super().__init__()
         self.initial_scale = scale
         self.scale = None if scale is None else nn.Parameter(torch.empty(width))
-        self.drops = drops  # the same for all blocks of a model, so that they share a compiled form
-        self.drop_path = drop_path
+        self.drops = drops
+        # A tensor, since a number would have every block compiled for a rate of its own; a real one even where `load`
+        # makes the model without memory, since no file holds it.
+        self.register_buffer("drop_path", torch.tensor(drop_path, device="cpu"), persistent=False)
 
     def forward(self, x_BhwD: Tensor, branch_BhwD: Tensor) -> Tensor:
         if self.scale is not None:

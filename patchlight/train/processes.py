@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from patchlight.errors import PatchlightError
-from patchlight.models.families import BLOCKS, RESIDUALS
+from patchlight.models.families import BLOCKS
 from patchlight.train.config import TrainConfig
 from patchlight.train.learner import Learner
 
@@ -73,12 +73,9 @@ class Processes:
             fully_shard(model)
         if config.compile:
             # Block by block: all blocks share one compiled form, so that it takes seconds whatever the depth.
-            for module in learner.modules():
-                if isinstance(module, RESIDUALS) and module.drops:
-                    # A number would be a part of the program, and every block would need one of its own.
-                    module.drop_path = torch.tensor(module.drop_path, device=self.device)  # type: ignore[assignment]
-                if isinstance(module, BLOCKS):
-                    module.compile(dynamic=False)  # the few sizes that there are, each for itself
+            for block in learner.modules():
+                if isinstance(block, BLOCKS):
+                    block.compile(dynamic=False)  # the few sizes that there are, each for itself
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
             model = nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)

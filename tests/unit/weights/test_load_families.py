@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.weights.catalog import ENTRIES
@@ -196,3 +197,12 @@ def test_the_catalogue_has_the_usual_ones() -> None:
 def test_tensors_are_written_under_our_names(tmp_path: Path) -> None:
     save(MODELS["swin"], tmp_path / "x")
     assert load_file(tmp_path / "x" / "model.safetensors").keys() == MODELS["swin"].state_dict().keys()
+
+
+@pytest.mark.parametrize("model", [tiny_vit(drop_path=0.3), tiny_swin(drop_path=0.3), tiny_convnext(drop_path=0.3)])
+def test_what_was_loaded_can_be_moved_and_trained(model: Any, tmp_path: Path) -> None:
+    loaded = load(save(model, tmp_path / "x")).model
+    assert not any(tensor.is_meta for tensor in (*loaded.parameters(), *loaded.buffers()))
+    loaded.to("cpu", torch.float64).float().train()(torch.randn(2, 3, *model.config.image_size)).sum().backward()
+    rates = [buffer.item() for name, buffer in loaded.named_buffers() if name.endswith("drop_path")]
+    assert max(rates) == pytest.approx(0.3)
