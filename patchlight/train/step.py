@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from patchlight.models.vit import Block, Residual
+from patchlight.models.families import BLOCKS, RESIDUALS
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch
 from patchlight.train.learner import Learner
@@ -109,7 +109,7 @@ class Step:
         if apart[worst] <= GRADIENTS_APART:
             return
         for block in self.learner.modules():
-            if isinstance(block, Block):
+            if isinstance(block, BLOCKS):
                 block._compiled_call_impl = None  # torch has no public way back
         self.tell(
             f"compiled, the gradient of {worst} is off by {apart[worst]:.0%}: going on uncompiled, slower but right "
@@ -133,7 +133,7 @@ class Step:
     @contextlib.contextmanager
     def _nothing_left_out(self) -> Iterator[None]:
         """Without stochastic depth, whose draws are others when compiled."""
-        rates = [module.drop_path for module in self.learner.modules() if isinstance(module, Residual)]
+        rates = [module.drop_path for module in self.learner.modules() if isinstance(module, RESIDUALS)]
         kept = [rate.clone() for rate in rates]
         for rate in rates:
             rate.zero_()
