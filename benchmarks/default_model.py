@@ -226,7 +226,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     loaded = pl.load(arguments.model, device=arguments.device)
-    possible = ["cls"] * loaded.config.class_token + ["rollout", "lost", "tokencut"]
+    possible = ["lost", "tokencut", "features"]
+    if isinstance(loaded.config, pl.ViTConfig):
+        possible = ["cls"] * loaded.config.class_token + ["rollout", *possible]
     methods = arguments.methods or ["subject"] * (loaded.subject is not None) + possible
     rows = rows_of(arguments.data, arguments.photos)
     began = time.perf_counter()

@@ -357,7 +357,9 @@ def main() -> None:
         parser.error("--write stores what --calibrate fits; give both")
 
     loaded = pl.load(arguments.model, device=arguments.device)
-    possible = ["cls"] * loaded.config.class_token + ["rollout", "lost", "tokencut"]
+    possible = ["lost", "tokencut", "features"]
+    if isinstance(loaded.config, pl.ViTConfig):
+        possible = ["cls"] * loaded.config.class_token + ["rollout", *possible]
     methods = arguments.methods or ["subject"] * (loaded.subject is not None) + possible
     if arguments.calibrate:
         methods = ["subject"]
