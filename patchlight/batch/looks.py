@@ -24,7 +24,8 @@ from patchlight.batch.frames import Frame, group_bursts, unpack_thumb
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import Lines, as_stamp
 from patchlight.batch.work import Seen, Stamp
-from patchlight.config import Calibration, ViTConfig
+from patchlight.config import Calibration
+from patchlight.families import ModelConfig
 from patchlight.geometry import View
 from patchlight.localizing.find import Localization, from_heat
 from patchlight.localizing.heat import Method
@@ -158,7 +159,7 @@ def _clock_time(frame: Frame) -> str | None:
 def judged(
     looks: Sequence[Look],
     times: Sequence[float | None],
-    config: ViTConfig,
+    config: ModelConfig,
     method: Method,
     calibration: Calibration,
     most: int | None,

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bright_subjects import as_loaded
 from PIL import Image
 
+from bright_subjects import as_loaded
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
