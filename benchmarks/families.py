@@ -36,6 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT-S/16": ("S/16", {}),
     "DeiT-S/16, distilled": ("S/16", {"distill_token": True}),
     "ViT-S/16, RoPE": ("S/16", {"position": "rope2d"}),
+    "R26 + ViT-S/32": ("S/32", {"resnet": (2, 2, 2, 2)}),
     "Swin-T": ("swin-T", {}),
     "ConvNeXt-T": ("convnext-T", {}),
     "ConvNeXt V2-T": ("convnext-T", {"grn": True, "layer_scale": None}),

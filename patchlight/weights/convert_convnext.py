@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchlight.families import ConvNeXtConfig
-from patchlight.weights.convert import Names, Origin, State, convert_to
+from patchlight.weights.convert import Origin, State, convert_to
 from patchlight.weights.convert_swin import staged
+from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 
 OURS: Names = tuple((part, part) for part in ("stem.", "blocks.", "merges.", "norm.", "head."))

@@ -14,7 +14,8 @@ from torch import Tensor
 from patchlight.config import Size
 from patchlight.families import SwinConfig
 from patchlight.models.positions import resample
-from patchlight.weights.convert import Names, Origin, State, convert_to
+from patchlight.weights.convert import Origin, State, convert_to
+from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 
 OURS: Names = tuple(

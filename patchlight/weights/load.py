@@ -138,8 +138,8 @@ def load(
     .pth, .bin or .npz file, a folder (Hugging Face's, timm's or ours), or "hf:owner/name" on the hub.
     `overrides` are settings of its config (`ViTConfig`, `SwinConfig`, `ConvNeXtConfig`) that the checkpoint cannot
     tell, such as `num_heads=3`; `num_classes=` puts a fresh head in place of another, `image_size=` (in a Swin,
-    `window_size=`) resamples the positions for good, and `patch_size=` resizes a ViT's patch projection too, so that the
-    same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless `strict=False`, which says in
+    `window_size=`) resamples the positions for good, and `patch_size=` resizes a ViT's patch projection too, so that
+    the same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless `strict=False`, which says in
     `notes` what is missing.
     """
     check_names_of_any(overrides)
