@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import decode
@@ -31,20 +32,31 @@ class Prediction:
         }
 
 
-def classify(loaded: Loaded, photo: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
-    """The `top` likeliest classes of a photo: a path, the bytes of a file, or a Pillow image."""
+def check_names_classes(loaded: Loaded) -> None:
+    """Refuse a model that has no classes to name."""
     if not loaded.config.num_classes:
         raise PatchlightError(
             f"{loaded.provenance.source}: has no head to classify with; load one that has, or train one"
         )
     if loaded.provenance.origin in PROJECTIONS:
         raise PatchlightError(f"{loaded.provenance.source}: its head gives an embedding, not classes")
+
+
+def classify(loaded: Loaded, photo: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
+    """The `top` likeliest classes of a photo: a path, the bytes of a file, or a Pillow image."""
+    check_names_classes(loaded)
     if top < 1:
         raise PatchlightError(f"top={top} must be 1 or more")
     image_CHW, _ = loaded.preprocess(decode(photo))
     weight = loaded.model.norm.weight
     with torch.inference_mode():
-        logits_K = loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0].float()
+        return likeliest(loaded, loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0], top)
+
+
+def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:
+    """What these logits of the model say of a photo."""
+    check_names_classes(loaded)
+    logits_K = logits_K.float()
     probabilities, indices = logits_K.softmax(0).topk(min(top, len(logits_K)))
     return Prediction(
         labels=tuple(str(i) if loaded.labels is None else loaded.labels[i] for i in indices.tolist()),

@@ -268,6 +268,39 @@ def crop(
 
 
 @app.command()
+def serve(
+    model: Annotated[
+        list[str] | None, typer.Option(help="What `inspect` takes; repeat it to compare models. [default: default]")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's need the next two.")
+    ] = ("127.0.0.1"),
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Let other machines in, who know the token.")] = (
+        False
+    ),
+    token: Annotated[
+        str | None, typer.Option(envvar="PATCHLIGHT_TOKEN", help="For the API; drawn anew at each start if left out.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="With --allow-remote: a name by which others call this machine; repeatable."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """A local page: drop a photo, see what the model sees, take the crop."""
+    try:
+        from patchlight.serve.running import Address
+        from patchlight.serve.running import serve as serve_page
+    except ModuleNotFoundError as error:
+        raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
+    address = Address(host=host, port=port, remote=allow_remote, token=token, names=tuple(name or ()))
+    device = _usual_device() if device is None else device
+    serve_page(model or ["default"], address, device=device, open_page=open_page, tell=typer.echo)
+
+
+@app.command()
 def look(
     photo: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",

@@ -148,8 +148,11 @@ class View:
 
     def to_source(self, box: Box) -> Box:
         """The box in the photo's pixels, clipped to the photo."""
-        corners = Box(*self._unclipped((box.left, box.top)), *self._unclipped((box.right, box.bottom)))
-        return corners.clip(self.source_size)
+        return self.around_source(box).clip(self.source_size)
+
+    def around_source(self, box: Box) -> Box:
+        """The box in the photo's pixels, not clipped: what was padded around the photo lies outside it."""
+        return Box(*self._unclipped((box.left, box.top)), *self._unclipped((box.right, box.bottom)))
 
     def point_to_stored(self, point: Point) -> Point:
         """A point of the upright photo in the pixels of the file, before its EXIF orientation is applied."""

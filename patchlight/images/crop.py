@@ -121,13 +121,17 @@ def _start(length: int, wide: tuple[float, float], box: tuple[float, float], pho
     return min(max(round(start), 0), photo - length)
 
 
-def cut_out(path: str | os.PathLike[str], boxes: Sequence[Box], how: Cut, max_pixels: int = MAX_PIXELS) -> list[Crop]:
-    """The crops around boxes (pixels of the upright photo) of a file; raises `ImageError` if it cannot be used."""
-    name = reading._printable(os.fspath(path))
+def cut_out(
+    source: str | os.PathLike[str] | bytes, boxes: Sequence[Box], how: Cut, max_pixels: int = MAX_PIXELS
+) -> list[Crop]:
+    """The crops around boxes (pixels of the upright photo) of a path or a file's bytes; raises `ImageError` if it
+    cannot be used."""
+    name = "image" if isinstance(source, bytes) else reading._printable(os.fspath(source))
     with contextlib.ExitStack() as stack:
         stack.enter_context(reading._quiet())
         try:
-            file = stack.enter_context(reading._open_file(path, name))
+            opened = io.BytesIO(source) if isinstance(source, bytes) else reading._open_file(source, name)
+            file = stack.enter_context(opened)
             image = stack.enter_context(reading._open_image(file, name))
             reading._check_size(image.size, name, max_pixels)
             if image.format in ("JPEG", "MPO"):

@@ -17,7 +17,7 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.attention import patch_pixels
 from patchlight.families import ModelConfig
 from patchlight.geometry import Box, View
-from patchlight.images.decode import Decoded, decode
+from patchlight.images.decode import MAX_PIXELS, Decoded, decode
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import Edges, Region, regions_of
 from patchlight.localizing.closer import Mosaic, Tiles, around, look_at
@@ -228,7 +228,9 @@ def prepare(photo: Photo, preprocess: Preprocess) -> tuple[Tensor, View]:
     return preprocess(photo if isinstance(photo, Decoded | np.ndarray) else read(photo, preprocess))
 
 
-def read(photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1)) -> Decoded:
+def read(
+    photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1), max_pixels: int = MAX_PIXELS
+) -> Decoded:
     """Decode a photo with enough pixels for the model, or (down, across) times as many."""
     if isinstance(photo, Decoded):
         return photo
@@ -239,7 +241,7 @@ def read(photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1)) 
     config = preprocess.config
     height, width = config.scaled_size
     fast_size = None if config.resize == "none" else (times[0] * height, times[1] * width)
-    return decode(photo, fast_size=fast_size)
+    return decode(photo, fast_size=fast_size, max_pixels=max_pixels)
 
 
 def localize_batch(

@@ -30,7 +30,7 @@ from patchlight.explain.rollout import rollout
 from patchlight.models.attention import Heads
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
-from patchlight.models.vit import Block, ViT
+from patchlight.models.vit import Block, Visit, ViT
 from patchlight.weights.load import Loaded
 
 Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut", "features"]
@@ -89,7 +89,14 @@ class Looks:
     """
 
     @torch.no_grad()
-    def __init__(self, loaded: Loaded, images_BCHW: Tensor, methods: Sequence[str] = ("auto",)) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        images_BCHW: Tensor,
+        methods: Sequence[str] = ("auto",),
+        visit: Visit | None = None,
+    ) -> None:
+        """With `visit`, which is shown each block of a ViT as it is passed, the pass is made whatever the methods."""
         self.loaded = loaded
         model = loaded.model
         check_image(images_BCHW, model.config.in_channels)
@@ -102,7 +109,16 @@ class Looks:
         self.features_BPD: Tensor | None = None
         """The patches that come out, in reading order, float32; of a ViT, where they are wanted."""
 
-        if isinstance(model, ViT):
+        def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
+            if index == model.config.depth - 1:
+                self.last = heads
+            assert visit is not None
+            visit(index, heads, x_BND)
+
+        if isinstance(model, ViT) and visit is not None:
+            self.tokens_BND, self.geometry = model.encode(self.images_BCHW, visit=keep)
+            self.features_BPD = self.tokens_BND[:, model.config.num_prefix :].float()
+        elif isinstance(model, ViT):
             if wanted - {"rollout", "features"}:
                 self.last, self.geometry = last_heads(model, self.images_BCHW)
             if "features" in wanted:

@@ -1,0 +1,75 @@
+"""What a model makes of a photo whose patches lie in another order, and of patches that do not know where they lie.
+
+Without positions, attention and pooling see a set: the order of the patches then changes nothing but the last digits.
+"""
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from patchlight.config import Size
+from patchlight.errors import PatchlightError
+from patchlight.explain.attention import plain_vit
+from patchlight.models.positions import LearnedPositions
+from patchlight.models.vit import Block, ViT
+
+Part = TypeVar("Part", bound=nn.Module)
+
+
+def shuffled_order(num_patches: int, seed: int) -> Tensor:
+    """Which patch comes to each place, a permutation (P,): the same for the same seed."""
+    return torch.randperm(num_patches, generator=torch.Generator().manual_seed(seed))
+
+
+def shuffle_patches(image_BCHW: Tensor, patch_size: Size, order_P: Tensor) -> Tensor:
+    """The images with patch order_P[i] at place i, counted row by row; the patches have to divide the images."""
+    batch, channels, height, width = image_BCHW.shape
+    down, across = patch_size
+    if height % down or width % across:
+        raise PatchlightError(f"patches of {down}x{across} do not divide images of {height}x{width}")
+    h, w = height // down, width // across
+    if sorted(order_P.tolist()) != list(range(h * w)):
+        raise PatchlightError(f"the order of {h} x {w} patches is each number from 0 to {h * w - 1} once")
+    patches_BPX = image_BCHW.view(batch, channels, h, down, w, across).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    patches_BPX = patches_BPX[:, order_P].unflatten(1, (h, w))
+    return patches_BPX.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
+
+
+def without_positions(model: Any) -> ViT:
+    """The same model, its weights shared, in which no patch knows where it lies; the given one is untouched."""
+    vit = _sharing(plain_vit(model))
+    match vit.config.position:
+        case "learned":
+            assert isinstance(vit.positions, LearnedPositions)
+            table_TD = vit.positions.table.detach().clone()
+            table_TD[vit.config.num_prefix_positions :] = 0  # the prefix tokens keep theirs
+            vit.positions = LearnedPositions(vit.config).to(table_TD)
+            vit.positions.table = nn.Parameter(table_TD, requires_grad=False)
+        case "sincos2d":
+            vit.positions = None
+        case "rope2d":
+            vit.rope = None
+        case "relative_bias":
+            vit.blocks = nn.ModuleList(_without_bias(block) for block in vit.blocks)
+        case "none":
+            raise PatchlightError("this model has position='none': its patches do not know where they lie as it is")
+    return vit
+
+
+def _without_bias(block: nn.Module) -> Block:
+    assert isinstance(block, Block)
+    block = _sharing(block)
+    block.attn = copy.deepcopy(block.attn)
+    assert block.attn.relative_bias is not None
+    with torch.no_grad():
+        block.attn.relative_bias.table.zero_()
+    return block
+
+
+def _sharing(module: Part) -> Part:
+    """A module of its own with the same parts."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made

@@ -1,0 +1,1 @@
+"""The page and its API: one process, on this machine, with the model loaded once."""

@@ -1,0 +1,164 @@
+"""What the API answers with: the shapes of its JSON."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Grid = Annotated[list[int], Field(min_length=2, max_length=2, description="[rows, columns] of patches")]
+Corners = Annotated[
+    list[float],
+    Field(min_length=4, max_length=4, description="[left, top, right, bottom] in pixels of the upright photo"),
+]
+PhotoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class Problem(BaseModel):
+    reason: str
+    message: str
+
+
+class Error(BaseModel):
+    """Every answer that is not a success."""
+
+    error: Problem
+
+
+class Health(BaseModel):
+    status: Literal["ok", "loading", "stopping"]
+
+
+class ModelInfo(BaseModel):
+    number: Annotated[int, Field(description="What `model` is in the other requests")]
+    name: str
+    origin: str
+    parameters: int
+    image_size: Annotated[list[int], Field(description="[height, width]")]
+    patch_size: Annotated[list[int], Field(description="[height, width]")]
+    grid: Grid
+    tokens: int
+    depth: int
+    heads: int
+    class_token: bool
+    distill_token: bool
+    registers: int
+    positions: str
+    classes: Annotated[int, Field(description="0 where the model names none")]
+    method: Annotated[str, Field(description="How it finds subjects where none is asked for")]
+    taught: Annotated[bool, Field(description="Whether it was taught where subjects are")]
+    latency_ms: Annotated[float, Field(description="One photo, the median of the latest on this machine")]
+    device: str
+
+
+class Models(BaseModel):
+    ready: bool
+    models: list[ModelInfo]
+    version: str
+
+
+class PhotoInfo(BaseModel):
+    id: str
+    name: str
+    width: int
+    height: int
+    format: str
+    bytes: int
+
+
+class HeatMap(BaseModel):
+    grid: Grid
+    region: Annotated[
+        list[float],
+        Field(description="Where the grid lies on the photo, as corners; outside of it where the photo was padded"),
+    ]
+    values: Annotated[list[float], Field(description="Row by row")]
+
+
+class FoundSubject(BaseModel):
+    box: Corners
+    score: float
+
+
+class Found(BaseModel):
+    decision: Literal["subject", "several", "unsure", "none"]
+    confidence: float
+    method: str
+    subjects: list[FoundSubject]
+    heat: HeatMap
+    mask: Annotated[list[int], Field(description="1 where a patch belongs to a subject, row by row")]
+
+
+class Region(BaseModel):
+    region: Annotated[list[int], Field(description="[left, top, right, bottom]: what the crop shows of the photo")]
+    width: int
+    height: int
+
+
+class CropOrder(BaseModel):
+    """One photo of an archive."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    photo: PhotoId
+    box: Corners
+    margin: Annotated[float, Field(ge=0, le=2)] = 0.03
+    aspect: Annotated[str, Field(max_length=12)] = "free"
+
+
+class CropOrders(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    crops: Annotated[list[CropOrder], Field(min_length=1, max_length=128)]
+
+
+class AttentionRows(BaseModel):
+    layer: int
+    queries: Annotated[list[int], Field(description="Tokens, counted from 0, the prefix first")]
+    num_prefix: int
+    grid: Grid
+    region: list[float]
+    weights: Annotated[
+        list[list[list[float]]],
+        Field(description="(head, query, token): each row sums to one; one head where their mean was asked for"),
+    ]
+
+
+class LabelledShare(BaseModel):
+    label: str
+    probability: float
+
+
+class Classes(BaseModel):
+    classes: list[LabelledShare]
+
+
+class CostsAnswer(BaseModel):
+    patch_size: int
+    image_size: Annotated[int, Field(description="What was asked for, brought to the nearest multiple of the patch")]
+    grid: Grid
+    tokens: int
+    parameters: int
+    macs: int
+    attention_macs: int
+    mlp_macs: int
+    attention_entries: int
+    activation_bytes: int
+    latency_ms: Annotated[
+        float | None, Field(description="With timed=true: the median, measured; null where it would take too long")
+    ]
+
+
+class Shuffled(BaseModel):
+    """Classes are empty for a model that names none."""
+
+    seed: int
+    order: Annotated[list[int], Field(description="Which patch lies at each place of the shuffled photo")]
+    grid: Grid
+    region: list[float]
+    with_positions: list[LabelledShare]
+    shuffled_with_positions: list[LabelledShare]
+    without_positions: list[LabelledShare]
+    shuffled_without_positions: list[LabelledShare]
+    likeness_with_positions: Annotated[
+        float, Field(description="The cosine of what the model says of the photo and of the shuffled photo")
+    ]
+    likeness_without_positions: float

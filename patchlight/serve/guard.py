@@ -1,0 +1,220 @@
+"""What every request passes before it reaches the API: who may ask, how much, how long; and the log.
+
+A page from anywhere on the web can make this machine's browser send requests here. So the Host has to be one of ours
+(a rebound name is not), a request to the API has to come from our own page or from none at all (Origin), and one that
+changes something has to bring the token, which only our page and the terminal know.
+"""
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from patchlight.serve.limits import Limits
+
+TOKEN_HEADER = "x-patchlight-token"
+HEALTH = ("/livez", "/readyz")
+
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    ]
+)
+_HEADERS = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Who may come in."""
+
+    token: str
+    hosts: frozenset[str]
+    """The names, with their ports, by which this server may be called."""
+    remote: bool = False
+    """Whether others than this machine can reach it: then nothing is answered without the token but the page itself."""
+
+
+class RefusedError(Exception):
+    """With the status and the words that the client gets."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+
+
+def error_body(reason: str, message: str) -> dict[str, Any]:
+    return {"error": {"reason": reason, "message": message}}
+
+
+def log_line(facts: Mapping[str, Any]) -> None:
+    """One JSON object a line, on standard error."""
+    sys.stderr.write(json.dumps(facts) + "\n")
+    sys.stderr.flush()
+
+
+class Guard:
+    """ASGI around the API."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        door: Door,
+        limits: Limits,
+        log: Callable[[Mapping[str, Any]], None] = log_line,
+    ) -> None:
+        self.app = app
+        self.door = door
+        self.limits = limits
+        self.log = log
+        self._inside = 0
+        self._uploads = asyncio.Semaphore(limits.uploads)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:  # there are no websockets here
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start, status, sent = time.perf_counter(), 0, 0
+        facts: dict[str, Any] = {}
+        healthy = scope["path"] in HEALTH
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status, sent
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            elif message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+            await send(message)
+
+        self._inside += 1
+        try:
+            try:
+                self._check(scope)
+                if self._inside > self.limits.requests and not healthy:
+                    raise RefusedError(503, "busy", f"{self.limits.requests} requests are being answered", 1)
+                async with asyncio.timeout(self.limits.answer_seconds):
+                    await self._pass_on(scope, receive, send_guarded)
+            except TimeoutError:
+                raise RefusedError(504, "timeout", "this took too long, and was given up") from None
+        except RefusedError as refused:
+            facts["refused"] = refused.reason
+            if not status:
+                await _refuse(refused, send_guarded)
+        except Exception as error:
+            facts["error"] = f"{type(error).__name__}: {error}"
+            if not status:
+                await _refuse(
+                    RefusedError(500, "internal", "something went wrong here; the log says what"), send_guarded
+                )
+        finally:
+            self._inside -= 1
+            if not healthy:
+                took = round(1000 * (time.perf_counter() - start), 1)
+                request = {"method": scope["method"], "path": scope["path"][:200], "status": status}
+                self.log({"time": round(time.time(), 3), **request, "ms": took, "bytes": sent, **facts})
+
+    def _check(self, scope: Scope) -> None:
+        headers: MutableMapping[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+
+        def one(name: bytes) -> str | None:
+            values = headers.get(name, [])
+            if len(values) > 1:
+                raise RefusedError(400, "headers", f"{name.decode()} was given more than once")
+            return values[0].decode("latin-1").strip().lower() if values else None
+
+        host = one(b"host")
+        if host not in self.door.hosts:
+            raise RefusedError(421, "host", "this server is not called so; use the address that it printed")
+        origin, site = one(b"origin"), one(b"sec-fetch-site")
+        is_api = scope["path"].startswith("/api/")
+        ours = origin is None or origin == f"{scope.get('scheme', 'http')}://{host}"
+        if is_api and (not ours or site not in (None, "same-origin", "none")):
+            raise RefusedError(403, "origin", "other pages may not use this API")
+        unsafe = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if unsafe and not ours:
+            raise RefusedError(403, "origin", "other pages may not send anything here")
+        if unsafe or (is_api and self.door.remote):
+            given = headers.get(TOKEN_HEADER.encode(), [b""])[0]
+            if not secrets.compare_digest(given, self.door.token.encode()):
+                raise RefusedError(
+                    401, "token", f"send the token that the server printed, as the header {TOKEN_HEADER}"
+                )
+        length = one(b"content-length")
+        if length is not None and not (length.isascii() and length.isdecimal()):
+            raise RefusedError(400, "headers", "content-length is not a number")
+        if length is not None and int(length) > self._room(scope):
+            raise RefusedError(413, "too-large", f"more than {self._room(scope):,} bytes are not taken")
+
+    def _room(self, scope: Scope) -> int:
+        return self.limits.upload_bytes if _is_upload(scope) else self.limits.body_bytes
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deadline = time.monotonic() + self.limits.body_seconds
+        room, taken, whole = self._room(scope), 0, False
+
+        async def receive_guarded() -> Message:
+            nonlocal taken, whole
+            if whole:  # what comes now is the end of the connection
+                return await receive()
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise RefusedError(408, "timeout", "the request did not arrive in time") from None
+            taken += len(message.get("body", b""))
+            if taken > room:
+                raise RefusedError(413, "too-large", f"more than {room:,} bytes are not taken")
+            whole = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        if _is_upload(scope):
+            async with self._uploads:  # those that wait here are not read, and cost nothing
+                deadline = time.monotonic() + self.limits.body_seconds
+                await self.app(scope, receive_guarded, send)
+        else:
+            await self.app(scope, receive_guarded, send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    return scope["method"] == "POST" and scope["path"] == "/api/v1/photos"
+
+
+async def _refuse(refused: RefusedError, send: Send) -> None:
+    body = json.dumps(error_body(refused.reason, refused.message)).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),  # what was not read of the request is not the next one
+    ]
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", str(refused.retry_after).encode()))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

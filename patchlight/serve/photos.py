@@ -1,0 +1,80 @@
+"""The photos that clients sent, in memory, as many as there is room for."""
+
+import re
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from patchlight.errors import PatchlightError
+from patchlight.geometry import Size, View
+from patchlight.serve.limits import Limits
+
+
+class UnknownPhotoError(PatchlightError):
+    """There is no such photo, or there is no longer."""
+
+
+@dataclass(eq=False)
+class Photo:
+    """A file as it was sent."""
+
+    content: bytes
+    name: str
+    """As the client called it, without folders: a text to show, never a path."""
+    size: Size
+    """(height, width), upright."""
+    format: str
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    """Nobody guesses it, and no photo can be asked for without."""
+    prepared: dict[int, tuple[Tensor, View]] = field(default_factory=dict)
+    """By model: image_CHW as it takes it, and its view."""
+
+
+class Photos:
+    """Those used least lately go first where there is no more room."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._photos: OrderedDict[str, Photo] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, photo: Photo) -> list[str]:
+        """Keep a photo; those that had to go for it."""
+        self._photos[photo.id] = photo
+        self._bytes += len(photo.content)
+        gone = []
+        while len(self._photos) > 1 and (
+            len(self._photos) > self._limits.photos or self._bytes > self._limits.photo_bytes
+        ):
+            gone.append(next(iter(self._photos)))
+            self.remove(gone[-1])
+        return gone
+
+    def get(self, name: str) -> Photo:
+        if name not in self._photos:
+            raise UnknownPhotoError("there is no photo of this id, or it had to make room for others; send it again")
+        self._photos.move_to_end(name)
+        return self._photos[name]
+
+    def remove(self, name: str) -> None:
+        photo = self.get(name)
+        del self._photos[name]
+        self._bytes -= len(photo.content)
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+
+def plain_name(given: str | None) -> str:
+    """What a client calls a file, as one short line without folders."""
+    name = re.split(r"[/\\]", given or "")[-1]
+    name = "".join(letter if letter.isprintable() else "_" for letter in name).strip(" .")
+    return name[-120:] or "photo"
+
+
+def crop_stem(name: str) -> str:
+    """The name of a photo's crop, without its ending, for an archive or a download."""
+    stem = re.sub(r"\.[A-Za-z0-9]{1,5}$", "", name)
+    return re.sub(r'[<>:"|?*%]', "_", stem).strip(" .") or "photo"

@@ -1,0 +1,130 @@
+"""`patchlight serve`: from the command line to a server that listens, and back."""
+
+import secrets
+import signal
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import uvicorn
+
+from patchlight.errors import PatchlightError
+from patchlight.serve.app import make_app
+from patchlight.serve.engine import Engine
+from patchlight.serve.guard import Door
+from patchlight.serve.limits import Limits
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where to listen, and for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any that is free
+    remote: bool = False  # listening to other machines is a decision of its own
+    token: str | None = None
+    names: tuple[str, ...] = ()  # by which other machines call this one
+
+    def check(self) -> None:
+        """Refuse what would open the door by mistake."""
+        if self.host in LOOPBACK:
+            return
+        if not self.remote:
+            raise PatchlightError(
+                f"--host {self.host} lets other machines in; add --allow-remote and --token if that is meant"
+            )
+        if self.token is None or len(self.token) < 16:
+            raise PatchlightError(
+                f"--host {self.host} needs --token with 16 characters or more, which others have to know; "
+                f"such as {secrets.token_urlsafe(16)}"
+            )
+        if not self.token.isascii() or not self.token.isprintable() or " " in self.token:
+            raise PatchlightError("--token: use letters, digits and signs of ASCII, without spaces")
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket that listens, or one line that says why not."""
+    address.check()
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=128)
+    except OSError as error:
+        where = f"{address.host} port {address.port}"
+        raise PatchlightError(
+            f"cannot listen on {where} ({error.strerror or error}); --port 0 takes a free one"
+        ) from None
+    except OverflowError:
+        raise PatchlightError(f"--port {address.port}: a port is a number from 0 to 65535") from None
+
+
+def door_of(address: Address, port: int) -> Door:
+    """Who may come in at this port."""
+    names = {*LOOPBACK, "[::1]", *address.names, address.host} - {"::1", "0.0.0.0", "::"}
+    hosts = {f"{name.lower()}:{port}" for name in names}
+    if port == 80:
+        hosts |= {name.lower() for name in names}
+    return Door(
+        token=address.token or secrets.token_urlsafe(32),
+        hosts=frozenset(hosts),
+        remote=address.host not in LOOPBACK,
+    )
+
+
+def serve(
+    models: Sequence[str],
+    address: Address,
+    *,
+    device: str = "cpu",
+    open_page: bool = True,
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Serve until SIGINT or SIGTERM asks for an end; requests under way are finished first."""
+    listening = listen(address)
+    port = listening.getsockname()[1]
+    door = door_of(address, port)
+    engine = Engine(models, device=device, limits=limits)
+    config = uvicorn.Config(
+        make_app(engine, door),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=20,
+        ws="none",
+        proxy_headers=False,
+    )
+    server = uvicorn.Server(config)
+    shown = address.host if address.host not in ("0.0.0.0", "::") else (*address.names, "localhost")[0]
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
+    tell(f"{url}{'#token=' + door.token if door.remote else ''}")
+    if not door.remote:
+        tell(f"token for the API: {door.token}")
+
+    def watch() -> None:
+        """A model that cannot be loaded ends the server; one that can opens the page."""
+        while engine._loading is None and not server.should_exit:
+            threading.Event().wait(0.02)
+        try:
+            engine.wait()
+        except Exception:
+            server.should_exit = True
+
+    if open_page and sys.stdout.isatty():
+        threading.Thread(target=lambda: webbrowser.open(url), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
+    # uvicorn raises the signals that it has heard once more when it has ended, and by then nobody needs to hear them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listening])
+    if isinstance(engine.failure, PatchlightError):
+        raise engine.failure
+    if engine.failure is not None:
+        raise PatchlightError(
+            f"the model could not be loaded ({type(engine.failure).__name__}: {engine.failure!s:.200})"
+        )

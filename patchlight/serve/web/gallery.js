@@ -1,0 +1,65 @@
+// All photos of this visit, and their crops in one archive.
+
+import * as api from "./api.js";
+import {byId, el, number, percent, readable, save} from "./dom.js";
+
+const LABELS = {subject: "Subject", several: "Several", unsure: "Unsure", none: "Nothing"};
+
+export class Gallery {
+  constructor(app) {
+    this.app = app;
+    byId("zip").addEventListener("click", () => this.zip());
+  }
+
+  add(photo) {
+    photo.card = el("div", {class: "card", role: "listitem"},
+      el("button", {type: "button", class: "open", onclick: () => this.app.choose(photo)},
+        el("span", {class: "thumb"}), el("span", {class: "name", text: readable(photo.name)}), el("span", {class: "state", text: "Waiting…"})),
+      el("button", {type: "button", class: "away", "aria-label": "Remove " + readable(photo.name), text: "×", onclick: () => this.app.remove(photo)}));
+    byId("cards").append(photo.card);
+    this.count();
+  }
+
+  count() {
+    const {photos} = this.app, good = photos.filter((photo) => photo.found);
+    byId("count").textContent = photos.length === 1 ? "1 photo" : `${number(photos.length)} photos`;
+    byId("zip").disabled = good.length === 0;
+    byId("zip").textContent = good.length > 1 ? `Download ${good.length} crops (zip)` : "Download crops (zip)";
+  }
+
+  draw(photo) {
+    const state = photo.card.querySelector(".state"), thumb = photo.card.querySelector(".thumb");
+    photo.card.classList.toggle("bad", Boolean(photo.error));
+    photo.card.classList.toggle("now", photo === this.app.current);
+    photo.card.querySelector(".open").setAttribute("aria-current", String(photo === this.app.current));
+    if (photo.error) {
+      state.textContent = photo.error;
+    } else if (photo.found) {
+      state.replaceChildren(el("i", {class: "dot " + photo.found.decision}), `${LABELS[photo.found.decision]} · ${percent(photo.found.confidence)}`);
+    }
+    if (photo.thumb && !thumb.firstChild) thumb.append(el("span", {class: "small"}, el("img", {src: photo.thumb, alt: ""}), el("i", {class: "line", hidden: true})));
+    const line = thumb.querySelector(".line");
+    if (line && photo.box) {
+      const [left, top, right, bottom] = photo.box, {width, height} = photo;
+      line.hidden = false;
+      Object.assign(line.style, {left: percent(left / width, 2), top: percent(top / height, 2), width: percent((right - left) / width, 2), height: percent((bottom - top) / height, 2)});
+    }
+    this.count();
+  }
+
+  async zip() {
+    const button = byId("zip"), crops = this.app.photos.filter((photo) => photo.found)
+      .map(({id, box, margin, aspect}) => ({photo: id, box, margin, aspect}));
+    button.disabled = true;
+    try {
+      for (let start = 0, part = 1; start < crops.length; start += 100, part++) {
+        const made = await (await api.post("/crops", {crops: crops.slice(start, start + 100)})).blob();
+        save(made, crops.length > 100 ? `patchlight-crops-${part}.zip` : "patchlight-crops.zip");
+      }
+    } catch (error) {
+      this.app.fail(error);
+    } finally {
+      this.count();
+    }
+  }
+}
