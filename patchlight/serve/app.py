@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import io
 import math
@@ -26,8 +25,6 @@ from torch import Tensor
 from patchlight import __version__
 from patchlight.classification import check_names_classes, likeliest
 from patchlight.config import ViTConfig
-from patchlight.costing import Costs
-from patchlight.costing import costs as count_costs
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import resolve_layers, resolve_queries
 from patchlight.explain.probes import position_similarity
@@ -39,7 +36,7 @@ from patchlight.localizing.find import read
 from patchlight.localizing.heat import resolve_method
 from patchlight.serve import answers
 from patchlight.serve.engine import Engine, Seen, Served, UnknownModelError, subjects_in
-from patchlight.serve.guard import TOKEN_HEADER, Door, Guard, error_body, log_line
+from patchlight.serve.guard import TOKEN_HEADER, Door, Guard, RefusedError, error_body, log_line
 from patchlight.serve.limits import Limits
 from patchlight.serve.line import BusyError, Workers
 from patchlight.serve.photos import Photo, Photos, UnknownPhotoError, crop_stem, plain_name
@@ -170,8 +167,7 @@ class Desk:
     async def latency(self, served: Served, config: ViTConfig, macs: int) -> float | None:
         """Milliseconds, measured; None where one pass would take too long."""
         if config not in self._timed:
-            own = await self.work(_counted, served.loaded.config)
-            if served.latency_ms / 1000 * macs / own.macs > self.limits.timed_seconds:
+            if served.latency_ms / 1000 * macs / served.macs > self.limits.timed_seconds:
                 return None
             self._timed[config] = (await asyncio.wrap_future(self.engine.latency(config))).median_ms
         return self._timed[config]
@@ -208,7 +204,7 @@ def _routes(desk: Desk) -> APIRouter:
         served = engine.model(model)
         side = patch_size * max(1, round(image_size / patch_size))
         config = dataclasses.replace(served.loaded.config, patch_size=(patch_size,) * 2, image_size=(side, side))
-        counted = await desk.work(_counted, config)
+        counted = await asyncio.wrap_future(engine.costs(config))
         latency = await desk.latency(served, config, counted.macs) if timed else None
         values = counted.to_dict() | {"image_size": side, "patch_size": patch_size, "latency_ms": latency}
         return answers.CostsAnswer(**values | {"grid": list(counted.grid)})
@@ -564,11 +560,6 @@ def _archive(kept: list[tuple[Photo, answers.CropOrder]], limits: Limits) -> byt
     return file.getvalue()
 
 
-@functools.lru_cache(256)
-def _counted(config: ViTConfig) -> Costs:
-    return count_costs(config)
-
-
 # Everything around
 
 
@@ -641,11 +632,13 @@ def _add_errors(app: FastAPI) -> None:
     handlers: dict[type[Exception], Callable[[Any], Response]] = {
         RequestValidationError: invalid,
         StarletteHTTPException: http,
+        RefusedError: lambda error: failed(error.status_code, error.reason, error.detail, {"connection": "close"}),
         UnknownPhotoError: lambda error: failed(404, "unknown-photo", str(error)),
         UnknownModelError: lambda error: failed(404, "unknown-model", str(error)),
         BusyError: lambda error: failed(503, "busy", str(error), {"retry-after": str(error.retry_after)}),
         ImageError: lambda error: failed(422, error.reason, error.detail),
         PatchlightError: lambda error: failed(422, "value", str(error)),
+        Exception: lambda error: failed(500, "internal", "something went wrong here; the log says what"),
     }
     for kind, make in handlers.items():
         app.add_exception_handler(kind, answer(make))

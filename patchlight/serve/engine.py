@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from patchlight.config import Size, ViTConfig
-from patchlight.costing import Latency, measure_latency
+from patchlight.costing import Costs, Latency, costs, measure_latency
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import patch_pixels
 from patchlight.explain.rollout import rollout
@@ -41,6 +41,7 @@ class Served:
     number: int
     name: str
     loaded: Loaded
+    macs: int
     took: deque[float]
     """Seconds of the latest forward passes of one photo on this machine; the first were to warm up."""
 
@@ -93,7 +94,7 @@ class _Look:
 class _Other:
     """Something else that the model's thread does, one item after the other."""
 
-    what: Literal["rollout", "shuffle", "latency"]
+    what: Literal["rollout", "shuffle", "costs", "latency"]
     model: int = 0
 
 
@@ -122,9 +123,10 @@ class Engine:
         try:
             for number, source in enumerate(self.sources):
                 loaded = load(source, device=self.device)
+                macs = _counted(loaded.config).macs
                 took = deque(_warm_up(loaded), maxlen=31)
                 name = Path(source).name if Path(source).exists() else source  # a path is nobody's business
-                self.models = (*self.models, Served(number, name, loaded, took))
+                self.models = (*self.models, Served(number, name, loaded, macs, took))
         except Exception as error:  # told by whoever started us
             self.failure = error
 
@@ -183,6 +185,10 @@ class Engine:
         """Future logits (4, K): as it is, shuffled, and both without positions."""
         return self.batches.submit(_Other("shuffle", served.number), (image_CHW, order_P))
 
+    def costs(self, config: ViTConfig) -> "Future[Costs]":
+        """Counted by the model's thread, since the counter listens to all modules of the process."""
+        return self.batches.submit(_Other("costs"), config)
+
     def latency(self, config: ViTConfig) -> "Future[Latency]":
         """A future `Latency` of a fresh model of this config."""
         return self.batches.submit(_Other("latency"), config)
@@ -197,6 +203,8 @@ class Engine:
                 return [rollout(model, image_CHW[None])[0].float().cpu() for image_CHW in items]
             case "shuffle":
                 return [_shuffled(self.models[key.model].loaded, *item) for item in items]
+            case "costs":
+                return [_counted(config) for config in items]
             case "latency":
                 return [measure_latency(config, device=self.device, seconds=0.25) for config in items]
 
@@ -252,6 +260,11 @@ def _pass(loaded: Loaded, method: str, items: Sequence[tuple[Tensor, View]]) -> 
         )
         for index, (_, view) in enumerate(items)
     ]
+
+
+@functools.lru_cache(256)
+def _counted(config: ViTConfig) -> Costs:
+    return costs(config)
 
 
 def subjects_in(seen: Seen, loaded: Loaded, method: str, most: int | None) -> Localization:

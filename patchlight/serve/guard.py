@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.serve.limits import Limits
@@ -55,12 +56,12 @@ class Door:
     """Whether others than this machine can reach it: then nothing is answered without the token but the page itself."""
 
 
-class RefusedError(Exception):
-    """With the status and the words that the client gets."""
+class RefusedError(HTTPException):
+    """With the status and the words that the client gets; of FastAPI's kind, or FastAPI would take it for its own."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        super().__init__(status, message, None if retry_after is None else {"retry-after": str(retry_after)})
+        self.reason = reason
 
 
 def error_body(reason: str, message: str) -> dict[str, Any]:
@@ -208,13 +209,12 @@ def _is_upload(scope: Scope) -> bool:
 
 
 async def _refuse(refused: RefusedError, send: Send) -> None:
-    body = json.dumps(error_body(refused.reason, refused.message)).encode()
+    body = json.dumps(error_body(refused.reason, refused.detail)).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),  # what was not read of the request is not the next one
     ]
-    if refused.retry_after is not None:
-        headers.append((b"retry-after", str(refused.retry_after).encode()))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    headers += [(name.encode(), value.encode()) for name, value in (refused.headers or {}).items()]
+    await send({"type": "http.response.start", "status": refused.status_code, "headers": headers})
     await send({"type": "http.response.body", "body": body})

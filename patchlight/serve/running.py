@@ -1,5 +1,6 @@
 """`patchlight serve`: from the command line to a server that listens, and back."""
 
+import os
 import secrets
 import signal
 import socket
@@ -9,6 +10,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 import uvicorn
 
 from patchlight.errors import PatchlightError
@@ -86,6 +88,8 @@ def serve(
 ) -> None:
     """Serve until SIGINT or SIGTERM asks for an end; requests under way are finished first."""
     listening = listen(address)
+    # The other cores read photos, cut crops and show the page; threads that wait for each other on busy cores are slow.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     port = listening.getsockname()[1]
     door = door_of(address, port)
     engine = Engine(models, device=device, limits=limits)

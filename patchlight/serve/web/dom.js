@@ -17,6 +17,7 @@ export function el(tag, settings = {}, ...children) {
 }
 
 export const percent = (share, digits = 0) => (100 * share).toFixed(digits) + " %";
+export const css = (share) => (100 * share).toFixed(3) + "%";
 export const number = (value) => value.toLocaleString("en");
 
 export function short(value) {

@@ -1,7 +1,7 @@
 // All photos of this visit, and their crops in one archive.
 
 import * as api from "./api.js";
-import {byId, el, number, percent, readable, save} from "./dom.js";
+import {byId, css, el, number, percent, readable, save} from "./dom.js";
 
 const LABELS = {subject: "Subject", several: "Several", unsure: "Unsure", none: "Nothing"};
 
@@ -42,7 +42,7 @@ export class Gallery {
     if (line && photo.box) {
       const [left, top, right, bottom] = photo.box, {width, height} = photo;
       line.hidden = false;
-      Object.assign(line.style, {left: percent(left / width, 2), top: percent(top / height, 2), width: percent((right - left) / width, 2), height: percent((bottom - top) / height, 2)});
+      Object.assign(line.style, {left: css(left / width), top: css(top / height), width: css((right - left) / width), height: css((bottom - top) / height)});
     }
     this.count();
   }

@@ -38,6 +38,13 @@ class App {
     this.tellReady();
   }
 
+  // How long a photo takes is known better after each.
+  async refresh() {
+    const {models} = await api.get("/models");
+    models.forEach((model, i) => Object.assign(this.models[i], model));
+    this.tellReady();
+  }
+
   tellReady() {
     const {name, parameters, latency_ms: took, device} = this.model;
     byId("ready").className = "ok";
@@ -99,6 +106,7 @@ class App {
       if (!(error instanceof api.ApiError)) this.fail(error);
     }
     if (this.photos.includes(photo)) this.gallery.draw(photo);
+    if (!this.waiting.length) this.refresh().catch(() => {});
     if (photo.error && this.photos.every((each) => each.error)) this.fail(new api.ApiError(422, "", photo.error));
   }
 
@@ -230,5 +238,5 @@ byId("model").addEventListener("change", async (event) => {
     app.fail(error);
   }
 });
-window.addEventListener("resize", () => app.current && app.tab === app.tabs.patches && app.tabs.patches.resize());
+window.addEventListener("resize", () => app.current && app.tab === app.tabs.patches && app.tabs.patches.drawGrid());
 document.documentElement.classList.add("alive");

@@ -1,7 +1,7 @@
 // Patches: what their size costs, what their order means, and what the model knows of where they lie.
 
 import * as api from "./api.js";
-import {byId, el, number, percent, short, slider} from "./dom.js";
+import {byId, css, el, number, percent, short, slider} from "./dom.js";
 import {largest, paint, smallest} from "./heat.js";
 import * as seen from "./seen.js";
 
@@ -16,7 +16,7 @@ export class PatchesTab {
     for (const each of [this.patch, this.image]) each.querySelector("label").htmlFor = each.input.id;
     this.tiles = el("div", {class: "tiles", id: "costs"});
     this.own = el("button", {type: "button", class: "plain", text: "As the model has it", onclick: () => this.restore()});
-    this.shuffleButton = el("button", {type: "button", class: "strong", id: "shuffle", text: "Shuffle the patches", onclick: () => this.shuffle()});
+    this.shuffleButton = el("button", {type: "button", class: "strong", id: "shuffle", text: "Shuffle", onclick: () => this.shuffle()});
     this.order = el("button", {type: "button", class: "plain", text: "Put them back", hidden: true, onclick: () => this.unshuffle()});
     this.said = el("div", {class: "said", id: "shuffled"});
     this.mosaic = el("canvas", {class: "mosaic", id: "positions", tabIndex: 0, role: "application", "aria-label": "Similarity of positions; arrow keys choose a patch"});
@@ -75,16 +75,22 @@ export class PatchesTab {
 
   resize() {
     const patch = SIZES[this.patch.input.value], wanted = IMAGES[this.image.input.value], side = patch * Math.max(1, Math.round(wanted / patch));
-    const count = side / patch, {model, stage} = this.app;
+    const count = side / patch, {model} = this.app;
     this.patch.say(`${patch} × ${patch} pixels`);
     this.image.say(`${side} × ${side} pixels`);
-    if (!this.shuffled) stage.drawGrid([count, count]);
+    this.cells = [count, count];
+    this.own.hidden = patch === model.patch_size[0] && side === model.image_size[0];
+    this.drawGrid();
     this.asked = {model: model.number, patch_size: patch, image_size: side};
     const prefix = model.tokens - model.grid[0] * model.grid[1];
     this.fill({tokens: prefix + count * count});
     this.app.say(`${count} × ${count} patches of ${patch} pixels in an image of ${side} × ${side}: half the patch size, four times the patches, up to sixteen times the attention.`);
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.count(), 120);
+  }
+
+  drawGrid() {
+    this.app.stage.drawGrid(this.shuffled ? this.shuffled.grid : this.cells);
   }
 
   async count() {
@@ -131,7 +137,7 @@ export class PatchesTab {
       stage.setGrid(found.region, found.grid);
       stage.drawPieces(found.order, found.grid);
       stage.pieces.hidden = false;
-      stage.drawGrid(found.grid);
+      this.drawGrid();
       this.order.hidden = false;
       const same = (name, shares, like) => el("div", {}, el("h4", {text: name}), ...(shares.length ? shares.map(bar) : []),
         ...(like === undefined ? [] : [el("p", {class: "soft", text: `likeness to the answer in order: ${like.toFixed(3)}`})]));
@@ -160,7 +166,7 @@ export class PatchesTab {
     const [rows, columns] = this.similarity.shape, size = rows * columns, gap = 1, values = this.similarity.values;
     this.least = smallest(values);
     this.most = largest(values);
-    const tile = document.createElement("canvas"), context = this.mosaic.getContext("2d");
+    const tile = document.createElement("canvas");
     Object.assign(this.mosaic, {width: columns * (columns + gap) - gap, height: rows * (rows + gap) - gap});
     const whole = this.mosaic.getContext("2d");
     for (let row = 0; row < rows; row++) {
@@ -170,7 +176,6 @@ export class PatchesTab {
         whole.drawImage(tile, column * (columns + gap), row * (rows + gap));
       }
     }
-    void context;
     this.enlarge(Math.floor(rows / 2), Math.floor(columns / 2));
   }
 
@@ -191,6 +196,6 @@ export class PatchesTab {
 
 export function bar({label, probability}) {
   const row = el("div", {class: "share"}, el("span", {text: label, title: label}), el("b", {text: percent(probability, 1)}), el("i"));
-  row.lastChild.style.width = percent(Math.max(probability, 0.002), 2);
+  row.lastChild.style.width = css(probability);
   return row;
 }

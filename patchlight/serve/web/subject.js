@@ -1,7 +1,7 @@
 // The subject: a box to be corrected, and its crop.
 
 import * as api from "./api.js";
-import {byId, choice, clamp, el, number, percent, save, slider, toggle} from "./dom.js";
+import {byId, choice, clamp, css, el, number, percent, save, slider, toggle} from "./dom.js";
 import {paint} from "./heat.js";
 
 const WORDS = {
@@ -57,9 +57,14 @@ export class SubjectTab {
 
   // Find the subject where that was not done yet, with the model that is chosen.
   static async find(photo, model, subjects = 1) {
-    if (photo.found && photo.found.model === model && photo.found.wanted === subjects) return;
-    const found = await api.get(`/photos/${photo.id}/localize`, {model, subjects});
-    photo.found = {...found, model, wanted: subjects};
+    const wanted = `${model} ${subjects}`;
+    if (photo.found && photo.found.wanted === wanted) return;
+    if (!photo.finding || photo.finding.wanted !== wanted) {
+      photo.finding = Object.assign(api.get(`/photos/${photo.id}/localize`, {model, subjects}), {wanted});
+    }
+    const found = await photo.finding;
+    if (photo.found && photo.found.wanted === wanted) return;
+    photo.found = {...found, wanted};
     photo.chosen = 0;
     photo.box = found.subjects.length ? [...found.subjects[0].box] : [0.25, 0.25, 0.75, 0.75].map((share, i) => share * (i % 2 ? photo.height : photo.width));
     photo.region = null;
@@ -96,7 +101,7 @@ export class SubjectTab {
     this.verdict.className = "verdict " + found.decision;
     this.verdict.replaceChildren(el("p", {}, el("i", {class: "dot"}), el("strong", {text: title}), el("span", {class: "sure", text: percent(found.confidence) + " sure"})),
       el("div", {class: "meter"}, el("i")), el("p", {class: "soft", text: words}));
-    this.verdict.querySelector(".meter i").style.width = percent(found.confidence);
+    this.verdict.querySelector(".meter i").style.width = css(found.confidence);
     this.others.replaceChildren(...found.subjects.map((subject, place) => {
       const other = el("button", {type: "button", class: "other", "aria-label": "Subject " + (place + 1), hidden: place === photo.chosen, onclick: () => {
         Object.assign(photo, {chosen: place, box: [...subject.box]});

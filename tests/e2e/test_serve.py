@@ -1,0 +1,108 @@
+"""`patchlight serve` as a user starts and stops it."""
+
+import contextlib
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from served import form
+
+DEMO = Path(__file__).parents[2] / "demo"
+COMMAND = [sys.executable, "-m", "patchlight", "serve", "--no-open"]
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[tuple[Any, int, str]]:
+    """The process, its port and its token; killed at the end if it is still there."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\n", process.stdout.readline())
+        assert found, process.stderr.read() if process.stderr else ""
+        token = process.stdout.readline().rpartition(" ")[2].strip()
+        yield process, int(found[1]), token
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def wait_until_ready(port: int) -> list[int]:
+    statuses = [get(port, "/readyz")[0]]
+    for _ in range(600):
+        if statuses[-1] == 200:
+            return statuses
+        time.sleep(0.1)
+        statuses.append(get(port, "/readyz")[0])
+    raise AssertionError("not ready in a minute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_at_once_and_ends_in_order(number: signal.Signals) -> None:
+    with started() as (process, port, token):
+        assert get(port, "/livez") == (200, b'{"status":"ok"}')
+        assert b'<meta name="patchlight-token" content="' + token.encode() in get(port, "/")[1]
+        assert set(wait_until_ready(port)) <= {200, 503}
+        body, kind = form((DEMO / "dragonfly.jpg").read_bytes())
+        statuses = []
+
+        def send() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", "/api/v1/photos", body, {"Content-Type": kind, "x-patchlight-token": token})
+            statuses.append(connection.getresponse().status)
+            connection.close()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        time.sleep(0.15)  # it is being read now
+        process.send_signal(number)
+        thread.join(30)
+        assert statuses == [201], "what was under way is finished"
+        _, errors = process.communicate(timeout=40)
+        assert process.returncode == 0
+        lines = [json.loads(line) for line in errors.splitlines()]
+        assert {"time", "method", "path", "status", "ms", "bytes"} <= set(lines[-1])
+
+
+def one_line(*arguments: str) -> str:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_mistakes_are_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "--port 0 takes a free one" in one_line("--port", str(taken.getsockname()[1]))
+    assert "--allow-remote and --token" in one_line("--host", "0.0.0.0")
+    assert "16 characters" in one_line("--host", "0.0.0.0", "--allow-remote", "--token", "short")
+    assert "no such file, folder or catalogue name" in one_line("--port", "0", "--model", "nothing-like-it")
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['patchlight', 'serve']; import patchlight.cli as c; c.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "patchlight: the page needs uvicorn; pip install 'patchlight[serve]'\n"
