@@ -36,7 +36,7 @@ from patchlight.localizing.find import read
 from patchlight.localizing.heat import resolve_method
 from patchlight.serve import answers
 from patchlight.serve.engine import Engine, Seen, Served, UnknownModelError, subjects_in
-from patchlight.serve.guard import TOKEN_HEADER, Door, Guard, RefusedError, error_body, log_line
+from patchlight.serve.guard import TOKEN_HEADER, Door, Guard, error_body, log_line
 from patchlight.serve.limits import Limits
 from patchlight.serve.line import BusyError, Workers
 from patchlight.serve.photos import Photo, Photos, UnknownPhotoError, crop_stem, plain_name
@@ -632,7 +632,6 @@ def _add_errors(app: FastAPI) -> None:
     handlers: dict[type[Exception], Callable[[Any], Response]] = {
         RequestValidationError: invalid,
         StarletteHTTPException: http,
-        RefusedError: lambda error: failed(error.status_code, error.reason, error.detail, {"connection": "close"}),
         UnknownPhotoError: lambda error: failed(404, "unknown-photo", str(error)),
         UnknownModelError: lambda error: failed(404, "unknown-model", str(error)),
         BusyError: lambda error: failed(503, "busy", str(error), {"retry-after": str(error.retry_after)}),

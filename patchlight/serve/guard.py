@@ -6,6 +6,7 @@ changes something has to bring the token, which only our page and the terminal k
 """
 
 import asyncio
+import contextlib
 import json
 import secrets
 import sys
@@ -14,12 +15,12 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.serve.limits import Limits
 
 TOKEN_HEADER = "x-patchlight-token"
+LINGER_SECONDS = 2.0
 HEALTH = ("/livez", "/readyz")
 
 _POLICY = "; ".join(
@@ -56,12 +57,12 @@ class Door:
     """Whether others than this machine can reach it: then nothing is answered without the token but the page itself."""
 
 
-class RefusedError(HTTPException):
-    """With the status and the words that the client gets; of FastAPI's kind, or FastAPI would take it for its own."""
+class RefusedError(Exception):
+    """With the status and the words that the client gets."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: int | None = None) -> None:
-        super().__init__(status, message, None if retry_after is None else {"retry-after": str(retry_after)})
-        self.reason = reason
+        super().__init__(message)
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
 
 
 def error_body(reason: str, message: str) -> dict[str, Any]:
@@ -113,32 +114,41 @@ class Guard:
                 sent += len(message.get("body", b""))
             await send(message)
 
+        async def send_for_app(message: Message) -> None:
+            if body.refused is None:  # else it does not matter what the application makes of it
+                await send_guarded(message)
+
+        body = _Body(receive)
         self._inside += 1
         try:
-            try:
-                self._check(scope)
-                if self._inside > self.limits.requests and not healthy:
-                    raise RefusedError(503, "busy", f"{self.limits.requests} requests are being answered", 1)
-                async with asyncio.timeout(self.limits.answer_seconds):
-                    await self._pass_on(scope, receive, send_guarded)
-            except TimeoutError:
-                raise RefusedError(504, "timeout", "this took too long, and was given up") from None
-        except RefusedError as refused:
-            facts["refused"] = refused.reason
-            if not status:
-                await _refuse(refused, send_guarded)
+            await self._let_in(scope, body, send_for_app)
+            if body.refused is not None:
+                raise body.refused
         except Exception as error:
-            facts["error"] = f"{type(error).__name__}: {error}"
+            refused = body.refused or error
+            if isinstance(refused, RefusedError):
+                facts["refused"] = refused.reason
+            else:
+                facts["error"] = f"{type(error).__name__}: {error}"
+                refused = RefusedError(500, "internal", "something went wrong here; the log says what")
             if not status:
-                await _refuse(
-                    RefusedError(500, "internal", "something went wrong here; the log says what"), send_guarded
-                )
+                await _refuse(refused, send_guarded, body)
         finally:
             self._inside -= 1
             if not healthy:
                 took = round(1000 * (time.perf_counter() - start), 1)
                 request = {"method": scope["method"], "path": scope["path"][:200], "status": status}
                 self.log({"time": round(time.time(), 3), **request, "ms": took, "bytes": sent, **facts})
+
+    async def _let_in(self, scope: Scope, body: "_Body", send: Send) -> None:
+        self._check(scope)
+        if self._inside > self.limits.requests and scope["path"] not in HEALTH:
+            raise RefusedError(503, "busy", f"{self.limits.requests} requests are being answered", 1)
+        try:
+            async with asyncio.timeout(self.limits.answer_seconds):
+                await self._pass_on(scope, body, send)
+        except TimeoutError:
+            raise RefusedError(504, "timeout", "this took too long, and was given up") from None
 
     def _check(self, scope: Scope) -> None:
         headers: MutableMapping[bytes, list[bytes]] = {}
@@ -177,44 +187,72 @@ class Guard:
     def _room(self, scope: Scope) -> int:
         return self.limits.upload_bytes if _is_upload(scope) else self.limits.body_bytes
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        deadline = time.monotonic() + self.limits.body_seconds
-        room, taken, whole = self._room(scope), 0, False
-
-        async def receive_guarded() -> Message:
-            nonlocal taken, whole
-            if whole:  # what comes now is the end of the connection
-                return await receive()
-            try:
-                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    message = await receive()
-            except TimeoutError:
-                raise RefusedError(408, "timeout", "the request did not arrive in time") from None
-            taken += len(message.get("body", b""))
-            if taken > room:
-                raise RefusedError(413, "too-large", f"more than {room:,} bytes are not taken")
-            whole = message["type"] != "http.request" or not message.get("more_body", False)
-            return message
-
+    async def _pass_on(self, scope: Scope, body: "_Body", send: Send) -> None:
         if _is_upload(scope):
             async with self._uploads:  # those that wait here are not read, and cost nothing
-                deadline = time.monotonic() + self.limits.body_seconds
-                await self.app(scope, receive_guarded, send)
+                await self.app(scope, body.within(self._room(scope), self.limits.body_seconds), send)
         else:
-            await self.app(scope, receive_guarded, send)
+            await self.app(scope, body.within(self._room(scope), self.limits.body_seconds), send)
+
+
+class _Body:
+    """What a request sends, as far as it is read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.whole = False
+        self.refused: RefusedError | None = None
+        """Why no more of it is read."""
+
+    async def next(self, seconds: float) -> Message:
+        async with asyncio.timeout(max(0.0, seconds)):
+            message = await self.receive()
+        self.whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    def within(self, room: int, seconds: float) -> Receive:
+        """The same for the application, up to so many bytes and for so long."""
+        deadline, taken = time.monotonic() + seconds, 0
+
+        async def receive() -> Message:
+            nonlocal taken
+            if self.whole:  # what comes now is the end of the connection
+                return await self.receive()
+            try:
+                message = await self.next(deadline - time.monotonic())
+            except TimeoutError:
+                self.refused = RefusedError(408, "timeout", "the request did not arrive in time")
+                raise self.refused from None
+            taken += len(message.get("body", b""))
+            if taken > room:
+                self.refused = RefusedError(413, "too-large", f"more than {room:,} bytes are not taken")
+                raise self.refused
+            return message
+
+        return receive
+
+    async def drain(self, seconds: float) -> None:
+        """Read what still comes, for a moment: a client that is busy sending would not hear the answer otherwise."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            while not self.whole:
+                await self.next(deadline - time.monotonic())
 
 
 def _is_upload(scope: Scope) -> bool:
     return scope["method"] == "POST" and scope["path"] == "/api/v1/photos"
 
 
-async def _refuse(refused: RefusedError, send: Send) -> None:
-    body = json.dumps(error_body(refused.reason, refused.detail)).encode()
+async def _refuse(refused: RefusedError, send: Send, body: _Body) -> None:
+    content = json.dumps(error_body(refused.reason, refused.message)).encode()
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
+        (b"content-length", str(len(content)).encode()),
         (b"connection", b"close"),  # what was not read of the request is not the next one
     ]
-    headers += [(name.encode(), value.encode()) for name, value in (refused.headers or {}).items()]
-    await send({"type": "http.response.start", "status": refused.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", str(refused.retry_after).encode()))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    await body.drain(LINGER_SECONDS)
+    await send({"type": "http.response.body", "body": b""})

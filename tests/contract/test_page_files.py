@@ -35,5 +35,5 @@ def test_nothing_from_elsewhere_and_nothing_inline(path: Path) -> None:
 def test_they_are_small_and_in_the_package() -> None:
     assert sum(path.stat().st_size for path in WEB.rglob("*") if path.is_file()) < 1_000_000
     assert 'packages = ["patchlight"]' in (ROOT / "pyproject.toml").read_text()  # hatchling takes all files below it
-    credits = (WEB / "photos" / "CREDITS.md").read_text()
-    assert all(path.name in credits for path in (WEB / "photos").glob("*.jpg"))
+    named = (WEB / "photos" / "CREDITS.md").read_text()
+    assert all(path.name in named for path in (WEB / "photos").glob("*.jpg"))

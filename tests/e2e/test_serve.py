@@ -102,7 +102,7 @@ def test_mistakes_are_one_line() -> None:
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['patchlight', 'serve']; import patchlight.cli as c; c.main()"
+    code = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['', 'serve']; import patchlight.cli as c; c.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert done.stderr == "patchlight: the page needs uvicorn; pip install 'patchlight[serve]'\n"
