@@ -1,6 +1,8 @@
 """Work that waits its turn: a bounded queue before the model, and a bounded number of threads for the rest."""
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +44,8 @@ class Batches:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._pace = 0.0
+        """Seconds that a job takes, of late."""
         self.sizes: deque[int] = deque(maxlen=1000)
         """How many jobs went together, of late."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
@@ -53,7 +57,9 @@ class Batches:
             if self._closed:
                 raise BusyError("the server is shutting down", 5)
             if len(self._jobs) >= self._limit:
-                raise BusyError(f"{self._limit} photos wait for the model; try again in a moment")
+                half = math.ceil(self._limit * self._pace / 2)  # by then there is room again
+                message = f"{self._limit} photos wait for the model; try again in a moment"
+                raise BusyError(message, min(max(1, half), 30))
             job = _Job(key, item)
             self._jobs.append(job)
             self._changed.notify()
@@ -75,8 +81,10 @@ class Batches:
             if not jobs:
                 continue
             self.sizes.append(len(jobs))
+            start = time.monotonic()
             try:
                 results = self._run(jobs[0].key, [job.item for job in jobs])
+                self._pace += ((time.monotonic() - start) / len(jobs) - self._pace) / 8
             except Exception as error:
                 if len(jobs) == 1:
                     jobs[0].future.set_exception(error)

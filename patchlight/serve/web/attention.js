@@ -104,7 +104,7 @@ export class AttentionTab {
     const prefix = model.tokens - model.grid[0] * model.grid[1];
     stage.heat.hidden = false;
     if (this.query === "patch" || this.query === "like") stage.markPatch(row, column);
-    const settings = {cold: 0.5, hot: 0.9};
+    const settings = {cold: 0.42, hot: 0.9};
     if (this.query === "rollout") {
       const values = Float32Array.from(this.data.values);
       paint(stage.heat, values, this.grid, {...settings, most: largest(values)});

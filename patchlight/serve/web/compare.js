@@ -73,7 +73,7 @@ class Side {
       words = `Last layer, mean of ${model.heads} heads; ${percent(1 - values.reduce((a, b) => a + b, 0), 1)} goes to ${model.registers ? "class token and registers" : "tokens before the patches"}`;
     }
     stage.heat.classList.toggle("smooth", kind === "subject");
-    paint(stage.heat, values, grid, {least, most: most ?? largest(values), cold: kind === "subject" ? 0.28 : 0.5, hot: kind === "subject" ? 0.5 : 0.9});
+    paint(stage.heat, values, grid, {least, most: most ?? largest(values), cold: kind === "subject" ? 0.28 : 0.42, hot: kind === "subject" ? 0.5 : 0.9});
     if (stage.pointing) stage.markPatch(row, column);
     this.words.textContent = words || `Brightest patch: ${percent(largest(values), 1)}`;
   }

@@ -11,8 +11,8 @@ const IMAGES = [64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512];
 export class PatchesTab {
   constructor(app) {
     this.app = app;
-    this.patch = slider("Patch size", {min: 0, max: SIZES.length - 1, value: 2, step: 1, id: "patch-size"}, () => this.resize());
-    this.image = slider("Image size", {min: 0, max: IMAGES.length - 1, value: 6, step: 1, id: "image-size"}, () => this.resize());
+    this.patch = slider("Patch size", {min: 0, max: SIZES.length - 1, value: 2, step: 1, id: "patch-size"}, () => this.unshuffle());
+    this.image = slider("Image size", {min: 0, max: IMAGES.length - 1, value: 6, step: 1, id: "image-size"}, () => this.unshuffle());
     for (const each of [this.patch, this.image]) each.querySelector("label").htmlFor = each.input.id;
     this.tiles = el("div", {class: "tiles", id: "costs"});
     this.own = el("button", {type: "button", class: "plain", text: "As the model has it", onclick: () => this.restore()});

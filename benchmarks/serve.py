@@ -1,0 +1,198 @@
+"""The server under load, on this machine: right answers, none lost, how long they take, and its memory.
+
+    python benchmarks/serve.py                       # about 3 minutes on two cores, bounded in count and time
+    python benchmarks/serve.py --photos 60 --rounds 2
+
+It starts `patchlight serve` and speaks to it over loopback alone. First one client, one photo at a time; then, in
+rounds, three times as many clients at once as the server takes (its queue and a batch). Each asks for the subject of a
+photo of its own and comes again when it is told to (503 with Retry-After). Every answer is compared with
+`patchlight.localize` in this process, number by number.
+"""
+
+import argparse
+import http.client
+import io
+import json
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import patchlight as pl
+from patchlight.serve.limits import Limits
+
+DEMO = Path(__file__).parents[1] / "demo"
+
+
+@dataclass
+class Client:
+    port: int
+    token: str
+    refused: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, kind: str = "", until: float = 0.0) -> Any:
+        """The answer's JSON, however often we are told to come again; None where the time is over."""
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+            headers = {"x-patchlight-token": self.token} | ({"Content-Type": kind} if kind else {})
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            connection.close()
+            if answer.status in (200, 201):
+                return json.loads(content)
+            if answer.status == 204:
+                return {}
+            if answer.status != 503 or time.monotonic() > until:
+                print(f"{method} {path}: {answer.status} {content[:200]!r}", file=sys.stderr)
+                return None
+            with self.lock:
+                self.refused += 1
+            time.sleep(float(answer.headers["Retry-After"]))
+
+    def send(self, content: bytes) -> str:
+        body = b'--x\r\nContent-Disposition: form-data; name="photo"; filename="x"\r\n\r\n' + content + b"\r\n--x--\r\n"
+        found = self.ask("POST", "/api/v1/photos", body, "multipart/form-data; boundary=x", time.monotonic() + 60)
+        return str(found["id"])
+
+
+def contents(count: int) -> list[bytes]:
+    """Demo photos, turned and scaled, so that no two are the same."""
+    made, rng = [], np.random.default_rng(0)
+    paths = sorted(path for path in DEMO.iterdir() if path.suffix in (".jpg", ".png"))
+    for number in range(count):
+        with Image.open(paths[number % len(paths)]) as image:
+            image.draft("RGB", (800, 800))
+            width = int(rng.integers(300, 700))
+            small = image.convert("RGB").resize((width, int(width * rng.uniform(0.6, 1.5))))
+        file = io.BytesIO()
+        small.rotate(90 * int(rng.integers(0, 4)), expand=True).save(file, "JPEG", quality=90)
+        made.append(file.getvalue())
+    return made
+
+
+def is_equal(answer: Any, found: pl.Localization) -> bool:
+    boxes = [[each.box.left, each.box.top, each.box.right, each.box.bottom] for each in found.subjects]
+    return bool(
+        answer["decision"] == found.decision
+        and answer["confidence"] == found.confidence
+        and [subject["box"] for subject in answer["subjects"]] == boxes
+        and answer["heat"]["values"] == found.heat_hw.flatten().tolist()
+    )
+
+
+def memory(process: int) -> float:
+    """MiB that a process holds."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def show(name: str, seconds: list[float]) -> None:
+    ordered = sorted(1000 * each for each in seconds)
+    at = [ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99)]
+    print(f"{name}: p50 {at[0]:,.0f} ms, p99 {at[1]:,.0f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    limits = Limits()
+    parser.add_argument("--photos", type=int, default=3 * (limits.queue + limits.batch), help="clients at once")
+    parser.add_argument("--different", type=int, default=24, help="photos that differ")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which a client gives up")
+    given = parser.parse_args()
+
+    photos = contents(given.different)
+    loaded = pl.load("default")
+    wanted = [pl.localize(photo, loaded) for photo in photos]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "patchlight", "serve", "--port", "0", "--no-open"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2].strip(" /\n"))
+        client = Client(port, process.stdout.readline().split()[-1])
+        while not client.ask("GET", "/api/v1/models")["ready"]:
+            time.sleep(0.1)
+        bad = run(client, process.pid, photos, wanted, given)
+    finally:
+        process.terminate()
+        process.wait(30)
+    sys.exit(bad)
+
+
+def run(client: Client, server: int, photos: list[bytes], wanted: list[pl.Localization], given: Any) -> int:
+    wrong = lost = 0
+    sent, found = [], []
+    for content, right in zip(photos, wanted, strict=True):
+        start = time.perf_counter()
+        photo = client.send(content)
+        sent.append(time.perf_counter() - start)
+        answer = client.ask("GET", f"/api/v1/photos/{photo}/localize")
+        found.append(time.perf_counter() - start)
+        wrong += not is_equal(answer, right)
+        client.ask("DELETE", f"/api/v1/photos/{photo}")
+    show("one at a time, sending", sent)
+    show("one at a time, sending and finding", found)
+    held = [memory(server)]
+    for number in range(1, given.rounds + 1):
+        ids = [client.send(photos[i % len(photos)]) for i in range(given.photos)]
+        answers: list[Any] = [None] * len(ids)
+        took = [0.0] * len(ids)
+        alive: list[float] = []
+        over, client.refused, start = threading.Event(), 0, time.perf_counter()
+        until = time.monotonic() + given.seconds
+
+        def ask(
+            place: int, ids: list[str] = ids, answers: Any = answers, took: Any = took, until: float = until
+        ) -> None:
+            begun = time.perf_counter()
+            answers[place] = client.ask("GET", f"/api/v1/photos/{ids[place]}/localize", until=until)
+            took[place] = time.perf_counter() - begun
+
+        def check_alive(over: threading.Event = over, alive: list[float] = alive) -> None:
+            while not over.wait(0.25):
+                begun = time.perf_counter()
+                client.ask("GET", "/livez")
+                alive.append(time.perf_counter() - begun)
+
+        threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(ids))]
+        watching = threading.Thread(target=check_alive)
+        for thread in (watching, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.perf_counter() - start
+        over.set()
+        watching.join()
+        right = [wanted[i % len(wanted)] for i in range(len(ids))]
+        lost += sum(answer is None for answer in answers)
+        wrong += sum(
+            answer is not None and not is_equal(answer, each) for answer, each in zip(answers, right, strict=True)
+        )
+        held.append(memory(server))
+        print(
+            f"round {number}: {len(ids)} clients at once, {client.refused} times told to come again, "
+            f"{len(ids) / seconds:.1f} photos/s, server {held[-1]:,.0f} MiB"
+        )
+        show("  until answered", took)
+        show("  /livez meanwhile", alive or [0.0])
+    growth = held[-1] - statistics.median(held[2:] or held)
+    print(f"{lost} lost, {wrong} that differ from patchlight.localize; memory after round 2 grew by {growth:,.0f} MiB")
+    return int(bool(lost or wrong))
+
+
+if __name__ == "__main__":
+    main()
