@@ -141,9 +141,10 @@ class Desk:
 
     async def prepared(self, photo: Photo, served: Served) -> tuple[Tensor, View]:
         """The photo as the model takes it, exactly as `pl.localize` prepares it."""
-        if served.number not in photo.prepared:
-            photo.prepared[served.number] = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
-        return photo.prepared[served.number]
+        ready = photo.prepared.pop(served.number, None)  # not kept: it is larger than the file, and soon made again
+        if ready is None:
+            ready = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
+        return ready
 
     async def seen(self, photo: Photo, number: int, method: str = "auto") -> tuple[Served, Seen]:
         """What the model did with the photo; one forward pass, however many ask for it."""

@@ -23,6 +23,6 @@ class Limits:
     photo_bytes: int = 512 * MiB  # of all of them
     seen_bytes: int = 512 * MiB  # of what the models did with photos, kept so that it is not done again
     zipped: int = 128  # photos in one archive
-    zip_bytes: int = 1024 * MiB
+    zip_bytes: int = 512 * MiB
     image_size: int = 1024  # pixels of a side, in what is asked of costs
     timed_seconds: float = 4.0  # that one forward pass may take if it is to be measured

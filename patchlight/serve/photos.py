@@ -29,7 +29,11 @@ class Photo:
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """Nobody guesses it, and no photo can be asked for without."""
     prepared: dict[int, tuple[Tensor, View]] = field(default_factory=dict)
-    """By model: image_CHW as it takes it, and its view."""
+    """By model: image_CHW as it takes it, and its view, until the model has taken it."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.content) + sum(image_CHW.nbytes for image_CHW, _ in self.prepared.values())
 
 
 class Photos:
@@ -38,15 +42,15 @@ class Photos:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._photos: OrderedDict[str, Photo] = OrderedDict()
-        self._bytes = 0
+        self._sizes: dict[str, int] = {}
 
     def add(self, photo: Photo) -> list[str]:
         """Keep a photo; those that had to go for it."""
         self._photos[photo.id] = photo
-        self._bytes += len(photo.content)
+        self._sizes[photo.id] = photo.nbytes
         gone = []
         while len(self._photos) > 1 and (
-            len(self._photos) > self._limits.photos or self._bytes > self._limits.photo_bytes
+            len(self._photos) > self._limits.photos or sum(self._sizes.values()) > self._limits.photo_bytes
         ):
             gone.append(next(iter(self._photos)))
             self.remove(gone[-1])
@@ -59,9 +63,8 @@ class Photos:
         return self._photos[name]
 
     def remove(self, name: str) -> None:
-        photo = self.get(name)
-        del self._photos[name]
-        self._bytes -= len(photo.content)
+        self.get(name)
+        del self._photos[name], self._sizes[name]
 
     def __len__(self) -> int:
         return len(self._photos)

@@ -66,10 +66,9 @@ def listen(address: Address) -> socket.socket:
 
 def door_of(address: Address, port: int) -> Door:
     """Who may come in at this port."""
-    names = {*LOOPBACK, "[::1]", *address.names, address.host} - {"::1", "0.0.0.0", "::"}
-    hosts = {f"{name.lower()}:{port}" for name in names}
-    if port == 80:
-        hosts |= {name.lower() for name in names}
+    given = {*LOOPBACK, *address.names, address.host} - {"0.0.0.0", "::"}
+    names = {f"[{name}]" if ":" in name else name.lower() for name in given}
+    hosts = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
     return Door(
         token=address.token or secrets.token_urlsafe(32),
         hosts=frozenset(hosts),

@@ -31,6 +31,8 @@ WALLS = {
     "fastapi": "serve/",
     "starlette": "serve/",
     "uvicorn": "serve/",
+    "pydantic": "serve/",
+    "python_multipart": "serve/",
     "ray": "batch/",
     "onnx": "deploy/",
     "onnxruntime": "deploy/",

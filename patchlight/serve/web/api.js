@@ -9,7 +9,8 @@ export class ApiError extends Error {
   }
 }
 
-let token = document.querySelector("meta[name=patchlight-token]").content;
+const given = document.querySelector("meta[name=patchlight-token]").content;
+let token = given;
 
 // Where the server lets other machines in, the page is told the token behind # in its address, or by whoever opens it.
 function findToken() {
@@ -42,6 +43,7 @@ async function ask(path, settings = {}, tries = 20) {
     await wait(Number(answer.headers.get("retry-after") || 1) * (0.5 + Math.random()));
     return ask(path, settings, tries - 1);
   }
+  if (answer.status === 401 && given) throw new ApiError(401, "token", "The server was started anew. Reload the page.");
   if (answer.status === 401 && tries > 0) {
     await askToken();
     return ask(path, settings, 0);

@@ -55,7 +55,18 @@ class App {
     byId("caption").textContent = text;
   }
 
+  // The server lets go of photos that were not used lately; it gets this one again.
+  async sendAgain(photo) {
+    photo.id = (await api.send(photo.file)).id;
+    if (this.current === photo) await this.tab.open();
+  }
+
   fail(error) {
+    if (error.reason === "unknown-photo" && this.current && !this.current.again) {
+      this.current.again = true;
+      this.sendAgain(this.current).catch((other) => this.fail(other)).finally(() => this.current.again = false);
+      return;
+    }
     const note = byId("note");
     note.textContent = error instanceof api.ApiError ? error.message : "The server does not answer. Is it still running?";
     if (!(error instanceof api.ApiError)) console.error(error);

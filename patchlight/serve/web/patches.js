@@ -105,7 +105,7 @@ export class PatchesTab {
       await new Promise((resolve) => setTimeout(resolve, 400));
       if (asked !== this.asked) return;
       const timed = await api.get("/costs", {...asked, timed: true});
-      if (asked === this.asked) this.fill(timed);
+      if (asked === this.asked) this.fill({...timed, asked: true});
     } catch (error) {
       this.app.fail(error);
     }
@@ -117,7 +117,7 @@ export class PatchesTab {
       const ratio = own && costs[name] ? costs[name] / own[name] : 1;
       return Math.abs(ratio - 1) < 0.005 ? "" : `${ratio < 10 ? ratio.toPrecision(2) : number(Math.round(ratio))} × the model's own`;
     };
-    const latency = costs.latency_ms === undefined ? "…" : costs.latency_ms === null ? (costs.timed ? "too long" : "…") : Math.round(costs.latency_ms) + " ms";
+    const latency = costs.latency_ms === undefined ? "…" : costs.latency_ms === null ? (costs.asked ? "too long" : "…") : Math.round(costs.latency_ms) + " ms";
     const tiles = [
       ["Tokens", number(costs.tokens), times("tokens")],
       ["Attention matrix", `${number(costs.tokens)} × ${number(costs.tokens)}`, costs.attention_entries ? short(costs.attention_entries) + " numbers in all" : "…"],

@@ -233,3 +233,16 @@ def test_what_was_seen_is_kept_within_bounds(served: Served) -> None:
     assert seen.nbytes == 4 * (12 * 2 * 3 * 261 * 64 + 261 * 192 + 352 + 256)
     assert torch.equal(seen.layers[0].q_BANE, seen.layers[0].q_BANE.contiguous())
     assert seen.layers[0].q_BANE.untyped_storage().nbytes() == seen.layers[0].q_BANE.nbytes
+
+
+def test_accelerators_get_batches_of_one_size(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filled up, so that a photo's answer does not hang on how many came with it; here on the CPU."""
+    monkeypatch.setattr(type(served.engine.models[0]), "on_cpu", False)
+    engine, model = served.engine, served.engine.models[0]
+    items = [model.loaded.preprocess(pl.decode(path)) for path in PHOTOS]
+    together = engine._look(model, "subject", items)
+    assert len(together) == len(items)
+    for item, seen in zip(items, together, strict=True):
+        (alone,) = engine._look(model, "subject", [item])
+        assert torch.equal(alone.heat["subject"], seen.heat["subject"])
+        assert seen.layers[3].k_BANE.shape == (1, 3, 261, 64)
