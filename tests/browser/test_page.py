@@ -283,7 +283,7 @@ def test_patches_and_what_they_cost(page: Any, loaded: pl.Loaded) -> None:
     changed = pl.costs(pl.ViTConfig.from_dict(loaded.config.to_dict() | {"patch_size": 16}))
     assert page.evaluate(tile.format(1)) == "69 \u00d7 69"
     assert page.evaluate(tile.format(2)) == f"{changed.macs / 1e6:.0f} M"
-    wait_until(page, f"{tile.format(3)}.endsWith(' ms')")
+    wait_until(page, f"{tile.format(3)}.endsWith(' ms')", 90)
     page.fill("#image-size", "6")
     wait_until(page, f"{tile.format(0)} === '201'")
     assert page.locator("#stage .grid").is_visible()
