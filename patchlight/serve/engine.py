@@ -109,15 +109,14 @@ class Engine:
         self.failure: Exception | None = None
         self.batches = Batches(self._run, most=self.limits.batch, limit=self.limits.queue)
         self._seen: OrderedDict[tuple[str, int], Seen] = OrderedDict()
-        self._loading: threading.Thread | None = None
+        self._loaded = threading.Event()
 
     @property
     def ready(self) -> bool:
         return len(self.models) == len(self.sources)
 
     def start(self) -> None:
-        self._loading = threading.Thread(target=self._load, name="loading", daemon=True)
-        self._loading.start()
+        threading.Thread(target=self._load, name="loading", daemon=True).start()
 
     def _load(self) -> None:
         try:
@@ -127,13 +126,14 @@ class Engine:
                 took = deque(_warm_up(loaded), maxlen=31)
                 name = Path(source).name if Path(source).exists() else source  # a path is nobody's business
                 self.models = (*self.models, Served(number, name, loaded, macs, took))
-        except Exception as error:  # told by whoever started us
+        except Exception as error:  # told by whoever waits
             self.failure = error
+        finally:
+            self._loaded.set()
 
     def wait(self, timeout: float | None = None) -> None:
         """Until the models are loaded, or one could not be."""
-        if self._loading is not None:
-            self._loading.join(timeout)
+        self._loaded.wait(timeout)
         if self.failure is not None:
             raise self.failure
 

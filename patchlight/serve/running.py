@@ -110,9 +110,7 @@ def serve(
         tell(f"token for the API: {door.token}")
 
     def watch() -> None:
-        """A model that cannot be loaded ends the server; one that can opens the page."""
-        while engine._loading is None and not server.should_exit:
-            threading.Event().wait(0.02)
+        """A model that cannot be loaded ends the server."""
         try:
             engine.wait()
         except Exception:

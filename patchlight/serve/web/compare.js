@@ -97,7 +97,7 @@ export class CompareTab {
     this.sides[0].model = model;
     this.sides[1].model = models.find((each) => each !== model) || model;
     if (models.length > 1) this.sides[1].kind = this.sides[0].kind;
-    this.hint.textContent = models.length > 1 ? "Point at a patch on either side: both follow." :
+    this.hint.textContent = models.length > 1 ? "Let both sides show the attention of the patch, and point at one: they follow each other." :
       "One model is served. Start with two to compare them: patchlight serve --model default --model dino-vits16";
     for (const side of this.sides) side.fill();
     await Promise.all(this.sides.map((side) => side.load()));

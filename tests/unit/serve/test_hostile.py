@@ -345,6 +345,23 @@ def test_past_the_queue_503_says_when_to_come_again(narrow: Served, monkeypatch:
     assert all(narrow.get(f"/photos/{photo}/localize").status == 200 for photo in photos)
 
 
+def test_what_takes_too_long_is_given_up(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(str(tiny_folder), limits=Limits(answer_seconds=0.5)) as hasty:
+        photo, hold, run = hasty.photo(png()), threading.Event(), hasty.engine.batches._run
+
+        def held(key: Any, items: Any) -> Any:
+            hold.wait(20)
+            return run(key, items)
+
+        monkeypatch.setattr(hasty.engine.batches, "_run", held)
+        answer = hasty.get(f"/photos/{photo}/localize")
+        assert (answer.status, answer.reason) == (504, "timeout")
+        hold.set()
+        deadline = time.monotonic() + 10
+        while hasty.get(f"/photos/{photo}/localize").status != 200:
+            assert time.monotonic() < deadline
+
+
 def test_too_many_requests_at_once(narrow: Served) -> None:
     body, kind = form(png())
     head = (
