@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,20 +65,17 @@ def test_it_answers_at_once_and_ends_in_order(number: signal.Signals) -> None:
         assert b'<meta name="patchlight-token" content="' + token.encode() in get(port, "/")[1]
         assert set(wait_until_ready(port)) <= {200, 503}
         body, kind = form((DEMO / "dragonfly.jpg").read_bytes())
-        statuses = []
-
-        def send() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("POST", "/api/v1/photos", body, {"Content-Type": kind, "x-patchlight-token": token})
-            statuses.append(connection.getresponse().status)
-            connection.close()
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        time.sleep(0.15)  # it is being read now
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.putrequest("POST", "/api/v1/photos")
+        for name, value in (("Content-Type", kind), ("x-patchlight-token", token), ("Content-Length", str(len(body)))):
+            connection.putheader(name, value)
+        connection.endheaders(body[:1000])
+        time.sleep(0.5)  # it is being read now
         process.send_signal(number)
-        thread.join(30)
-        assert statuses == [201], "what was under way is finished"
+        time.sleep(0.3)
+        connection.send(body[1000:])
+        assert connection.getresponse().status == 201, "what was under way is finished"
+        connection.close()
         _, errors = process.communicate(timeout=40)
         assert process.returncode == 0
         lines = [json.loads(line) for line in errors.splitlines()]
