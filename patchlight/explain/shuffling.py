@@ -13,7 +13,7 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import plain_vit
 from patchlight.models.positions import LearnedPositions
-from patchlight.models.vit import Block, ViT
+from patchlight.models.vit import ViT
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -40,31 +40,25 @@ def shuffle_patches(image_BCHW: Tensor, patch_size: Size, order_P: Tensor) -> Te
 def without_positions(model: Any) -> ViT:
     """The same model, its weights shared, in which no patch knows where it lies; the given one is untouched."""
     vit = _sharing(plain_vit(model))
-    match vit.config.position:
-        case "learned":
-            assert isinstance(vit.positions, LearnedPositions)
-            table_TD = vit.positions.table.detach().clone()
-            table_TD[vit.config.num_prefix_positions :] = 0  # the prefix tokens keep theirs
-            vit.positions = LearnedPositions(vit.config).to(table_TD)
-            vit.positions.table = nn.Parameter(table_TD, requires_grad=False)
-        case "sincos2d":
-            vit.positions = None
-        case "rope2d":
-            vit.rope = None
-        case "relative_bias":
-            vit.blocks = nn.ModuleList(_without_bias(block) for block in vit.blocks)
-        case "none":
-            raise PatchlightError("this model has position='none': its patches do not know where they lie as it is")
+    if vit.config.position == "none":
+        raise PatchlightError("this model has position='none': its patches do not know where they lie as it is")
+    if isinstance(vit.positions, LearnedPositions):
+        table_TD = vit.positions.table.detach().clone()
+        table_TD[vit.config.num_prefix_positions :] = 0  # the prefix tokens keep theirs
+        vit.positions = LearnedPositions(vit.config).to(table_TD)
+        vit.positions.table = nn.Parameter(table_TD, requires_grad=False)
+    else:
+        vit.positions = None
+    vit.rope = None
+    vit.blocks = nn.ModuleList(_without_positions(block) for block in vit.blocks)
     return vit
 
 
-def _without_bias(block: nn.Module) -> Block:
-    assert isinstance(block, Block)
+def _without_positions(block: Any) -> Any:
+    """The block, told nothing of where the tokens lie."""
     block = _sharing(block)
-    block.attn = copy.deepcopy(block.attn)
-    assert block.attn.relative_bias is not None
-    with torch.no_grad():
-        block.attn.relative_bias.table.zero_()
+    block.attn = _sharing(block.attn)
+    block.attn.rope = block.attn.relative_bias = None
     return block
 
 

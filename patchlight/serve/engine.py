@@ -24,7 +24,7 @@ from patchlight.explain.shuffling import shuffle_patches, without_positions
 from patchlight.geometry import Box, View
 from patchlight.localizing.find import Localization, calibration_for, from_heat
 from patchlight.localizing.heat import Looks, resolve_method
-from patchlight.models.vit import Heads
+from patchlight.models.attention import Heads
 from patchlight.serve.limits import Limits
 from patchlight.serve.line import Batches, BusyError
 from patchlight.weights.load import Loaded, load

@@ -25,10 +25,13 @@ def test_orders_are_drawn_from_the_seed() -> None:
     assert sorted(shuffled_order(50, 3).tolist()) == list(range(50))
 
 
-@pytest.mark.parametrize("position", POSITIONS[:-1])
+@pytest.mark.parametrize("position", [*POSITIONS[:-1], "rope2d and learned"])
 @torch.no_grad()
 def test_without_positions_the_order_means_nothing(position: str) -> None:
-    model = tiny_vit(position=position, num_registers=2).double()  # so that small differences are seen
+    scheme, _, also = position.partition(" and ")
+    model = tiny_vit(
+        position=scheme, also_learned=bool(also), num_registers=2
+    ).double()  # so that small differences are seen
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     before = model(images)
     shuffled = shuffle_patches(images, (8, 8), shuffled_order(16, 0))
