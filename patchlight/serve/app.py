@@ -360,7 +360,8 @@ def _routes(desk: Desk) -> APIRouter:
         kept = seen.layers[block]
         tensors = {"q": kept.q_BANE[0], "k": kept.k_BANE[0]}
         if kept.mask is not None:
-            tensors["bias"] = kept.mask[0].contiguous()
+            heads, tokens, _ = tensors["q"].shape
+            tensors["bias"] = kept.mask[0].expand(heads, tokens, tokens).contiguous()
         return _tensors(tensors)
 
     @api.get("/photos/{photo}/features", response_class=Response, responses=_BINARY)
