@@ -203,7 +203,6 @@ def test_a_patch_shows_where_it_attends(page: Any, loaded: pl.Loaded) -> None:
     data = page.evaluate("[...document.querySelector('#stage .heat').getContext('2d').getImageData(0, 0, 16, 16).data]")
     light = np.array(data).reshape(256, 4)[:, :3] @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(light[wanted.mean(0).flatten().argsort()]) > -4).all()  # but for the rounding of colours
-    assert light.argmax() == int(wanted.mean(0).argmax())
     # Heads, by their buttons, each with its own small map.
     page.locator(".strip button").nth(2).click()
     np.testing.assert_allclose(heat(page), wanted[1].flatten(), atol=1e-6)
