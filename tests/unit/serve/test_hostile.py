@@ -316,19 +316,23 @@ def test_a_body_that_never_ends_is_given_up(narrow: Served) -> None:
 
 def test_past_the_queue_503_says_when_to_come_again(narrow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     photos = [narrow.photo(png(50 + i, 40)) for i in range(8)]
-    hold, run = threading.Event(), narrow.engine.batches._run
+    hold, busy, run = threading.Event(), threading.Event(), narrow.engine.batches._run
 
     def held(key: Any, items: Any) -> Any:
+        busy.set()
         hold.wait(20)
         return run(key, items)
 
     monkeypatch.setattr(narrow.engine.batches, "_run", held)
     answers: list[Answer] = []
-    threads = [
+    first, *others = (
         threading.Thread(target=lambda photo=photo: answers.append(narrow.get(f"/photos/{photo}/localize")))
         for photo in photos
-    ]
-    for thread in threads:
+    )
+    threads = [first, *others]
+    first.start()
+    assert busy.wait(10)
+    for thread in others:
         thread.start()
     deadline = time.monotonic() + 10
     while len(answers) < 5 and time.monotonic() < deadline:
