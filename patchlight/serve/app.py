@@ -81,7 +81,7 @@ Layer = Annotated[int, Query(ge=-1000, le=1000, description="Of the block, from 
 Edge = Annotated[float, Query(ge=-1e6, le=1e6, description="In pixels of the upright photo")]
 Margin = Annotated[float, Query(ge=0, le=2, description="On every side, as a share of the box's sides")]
 Aspect = Annotated[str, Query(max_length=12, description="free, or width:height such as 1:1")]
-Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut"]
+Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut", "features"]
 
 
 def make_app(
@@ -191,7 +191,7 @@ def _routes(desk: Desk) -> APIRouter:
     async def positions(model: int) -> Response:
         """How alike the model takes two positions to be: `similarity` (h, w, h, w) float32."""
         served = engine.model(model)
-        similarity_hwhw = await desk.work(position_similarity, served.loaded.model)
+        similarity_hwhw = await desk.work(position_similarity, served.vit)
         return _tensors({"similarity": similarity_hwhw.float().cpu().contiguous()})
 
     @api.get("/costs")
@@ -204,7 +204,7 @@ def _routes(desk: Desk) -> APIRouter:
         """What a model of this kind costs with other patches or images."""
         served = engine.model(model)
         side = patch_size * max(1, round(image_size / patch_size))
-        config = dataclasses.replace(served.loaded.config, patch_size=(patch_size,) * 2, image_size=(side, side))
+        config = dataclasses.replace(served.config, patch_size=(patch_size,) * 2, image_size=(side, side))
         counted = await asyncio.wrap_future(engine.costs(config))
         latency = await desk.latency(served, config, counted.macs) if timed else None
         values = counted.to_dict() | {"image_size": side, "patch_size": patch_size, "latency_ms": latency}
@@ -334,8 +334,8 @@ def _routes(desk: Desk) -> APIRouter:
     ) -> answers.AttentionRows:
         """What tokens attended to, exactly as `patchlight.attention` says."""
         served, seen = await desk.seen(desk.photos.get(photo), model)
-        (block,) = resolve_layers(layer, served.loaded.config.depth)
-        asked = resolve_queries(_query(query), served.loaded.config, seen.grid)
+        (block,) = resolve_layers(layer, served.config.depth)
+        asked = resolve_queries(_query(query), served.config, seen.grid)
         rows_AQN = seen.layers[block].rows(asked)[0]
         if heads == "mean":
             rows_AQN = rows_AQN.mean(0, keepdim=True)
@@ -356,7 +356,7 @@ def _routes(desk: Desk) -> APIRouter:
         added before the softmax where the model has one.
         """
         served, seen = await desk.seen(desk.photos.get(photo), model)
-        (block,) = resolve_layers(layer, served.loaded.config.depth)
+        (block,) = resolve_layers(layer, served.config.depth)
         kept = seen.layers[block]
         tensors = {"q": kept.q_BANE[0], "k": kept.k_BANE[0]}
         if kept.mask is not None:
@@ -433,7 +433,7 @@ _UPLOAD = {
 
 
 def _info(served: Served) -> answers.ModelInfo:
-    loaded, config = served.loaded, served.loaded.config
+    loaded, config = served.loaded, served.config
     image_size = loaded.preprocess.config.image_size
     grid = config.grid_for(image_size)
     return answers.ModelInfo(

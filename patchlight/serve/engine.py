@@ -25,6 +25,7 @@ from patchlight.geometry import Box, View
 from patchlight.localizing.find import Localization, calibration_for, from_heat
 from patchlight.localizing.heat import Looks, resolve_method
 from patchlight.models.attention import Heads
+from patchlight.models.vit import ViT
 from patchlight.serve.limits import Limits
 from patchlight.serve.line import Batches, BusyError
 from patchlight.weights.load import Loaded, load
@@ -50,8 +51,17 @@ class Served:
         return 1000 * statistics.median(self.took)
 
     @property
+    def vit(self) -> ViT:
+        assert isinstance(self.loaded.model, ViT)
+        return self.loaded.model
+
+    @property
+    def config(self) -> ViTConfig:
+        return self.vit.config
+
+    @property
     def on_cpu(self) -> bool:
-        return self.loaded.model.norm.weight.device.type == "cpu"
+        return self.vit.norm.weight.device.type == "cpu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +132,9 @@ class Engine:
         try:
             for number, source in enumerate(self.sources):
                 loaded = load(source, device=self.device)
+                if not isinstance(loaded.model, ViT):
+                    kind = type(loaded.model).__name__
+                    raise PatchlightError(f"{source}: is a {kind}, and the page shows ViTs; `patchlight crop` takes it")
                 macs = _counted(loaded.config).macs
                 took = deque(_warm_up(loaded), maxlen=31)
                 name = Path(source).name if Path(source).exists() else source  # a path is nobody's business
@@ -202,7 +215,7 @@ class Engine:
                 model = self.models[key.model].loaded.model
                 return [rollout(model, image_CHW[None])[0].float().cpu() for image_CHW in items]
             case "shuffle":
-                return [_shuffled(self.models[key.model].loaded, *item) for item in items]
+                return [_shuffled(self.models[key.model].vit, *item) for item in items]
             case "costs":
                 return [_counted(config) for config in items]
             case "latency":
@@ -214,17 +227,17 @@ class Engine:
             return [self._alone(served, method, item) for item in items]
         # An accelerator takes the same time for a full batch, and with one size for all there is one kernel for all.
         filled = [*items, *([items[0]] * (self.limits.batch - len(items)))]
-        return _pass(served.loaded, method, filled)[: len(items)]
+        return _pass(served, method, filled)[: len(items)]
 
     def _alone(self, served: Served, method: str, item: tuple[Tensor, View]) -> Seen:
         start = time.perf_counter()
-        (seen,) = _pass(served.loaded, method, [item])
+        (seen,) = _pass(served, method, [item])
         served.took.append(time.perf_counter() - start)
         return seen
 
 
 @torch.inference_mode()
-def _pass(loaded: Loaded, method: str, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
+def _pass(served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
     """One forward pass, from which everything that the page shows at once is taken."""
     layers: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
@@ -232,9 +245,9 @@ def _pass(loaded: Loaded, method: str, items: Sequence[tuple[Tensor, View]]) -> 
         mask = None if heads.mask is None else heads.mask.float().cpu()
         layers.append((heads.q_BANE.float().cpu(), heads.k_BANE.float().cpu(), mask))
 
-    looks = Looks(loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
+    looks = Looks(served.loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
     heat_Bhw = looks.heat(method).float().cpu()
-    output_BK = loaded.model.read(looks.tokens_BND, looks.geometry).float().cpu()
+    output_BK = served.vit.read(looks.tokens_BND, looks.geometry).float().cpu()
     tokens_BND = looks.tokens_BND.float().cpu()
     nothing = torch.empty(0)
     return [
@@ -242,7 +255,7 @@ def _pass(loaded: Loaded, method: str, items: Sequence[tuple[Tensor, View]]) -> 
             view=view,
             grid=looks.geometry.grid,
             num_prefix=looks.geometry.num_prefix,
-            patch_size=patch_pixels(loaded.model.config, view.model_size),
+            patch_size=patch_pixels(served.config, view.model_size),
             # Copies, or the whole batch would stay as long as one photo of it.
             layers=tuple(
                 Heads(
@@ -277,11 +290,11 @@ def subjects_in(seen: Seen, loaded: Loaded, method: str, most: int | None) -> Lo
 
 
 @torch.inference_mode()
-def _shuffled(loaded: Loaded, image_CHW: Tensor, order_P: Tensor) -> Tensor:
-    weight = loaded.model.norm.weight
+def _shuffled(vit: ViT, image_CHW: Tensor, order_P: Tensor) -> Tensor:
+    weight = vit.norm.weight
     image_BCHW = image_CHW[None].to(weight.device, weight.dtype)
-    images = [image_BCHW, shuffle_patches(image_BCHW, loaded.config.patch_size, order_P.to(weight.device))]
-    models = [loaded.model, loaded.model if loaded.config.position == "none" else without_positions(loaded.model)]
+    images = [image_BCHW, shuffle_patches(image_BCHW, vit.config.patch_size, order_P.to(weight.device))]
+    models = [vit, vit if vit.config.position == "none" else without_positions(vit)]
     return torch.cat([model(image) for model in models for image in images]).float().cpu()
 
 
