@@ -9,8 +9,9 @@ is taught to name the subject and, in the last block, to look at it: photos with
 random parts of the photos put it anywhere.
 
 Measured once, seed 0, on one H200 (torch 2.11), 6 minutes from the start of the process to the finished folder: 25 s to
-read 60,013 photos, 40 s to compile, 5 minutes for 3 million samples (10,500 a second). On photos that it was not trained
-on (python benchmarks/default_model.py RUN), boxes that overlap the true one by half or more, and the mean overlap:
+read 60,013 photos, 40 s to compile, 5 minutes for 3 million samples (10,500 a second). On photos that it was not
+trained on (python benchmarks/default_model.py RUN), boxes that overlap the true one by half or more, and the mean
+overlap:
 
 | | pets (295) | birds (300) | deer (100) | all |
 |---|---|---|---|---|

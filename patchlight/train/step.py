@@ -5,7 +5,7 @@ microseconds each, and launching them one by one takes longer than running them.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from patchlight.train.processes import Processes
 STEPS_BEFORE_RECORDING = 3
 """Steps taken the plain way first, while libraries choose their kernels and optimizers make their state."""
 
-GRADIENTS_APART = 0.2
+GRADIENTS_APART = 0.05
 """How far a compiled block's gradient of a matrix may be from the plain one, as a share of its length. Rounding to
 bfloat16 takes them about 0.01 apart; wrong ones, which all but keep a model from learning, were seen on an H200."""
 
@@ -47,7 +47,8 @@ class Step:
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         self.records = processes.device.type == "cuda" and processes.world == 1
         self.steps_taken = 0
-        self.compiled_checked = False
+        self.unchecked = config.compile and processes.world == 1
+        """Whether compiled blocks are there whose gradients nobody has looked at."""
         self.norm = torch.zeros((), device=processes.device)
         """Of all gradients together, after `learn`."""
         self.recorded_learn: tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor] | None = None
@@ -61,7 +62,7 @@ class Step:
         inputs: tuple[Tensor, ...] = batch
         if not (self.records and self.learner.records_prepare):
             inputs = self._prepare(batch)
-        if self.config.compile and self.processes.world == 1 and self.steps_taken == STEPS_BEFORE_RECORDING - 1:
+        if self.unchecked:
             self.check_compiled(inputs)
         if self.records and self.recorded_learn is None and self.steps_taken >= STEPS_BEFORE_RECORDING:
             self.record(inputs)
@@ -96,17 +97,17 @@ class Step:
 
     def check_compiled(self, inputs: tuple[Tensor, ...]) -> None:
         """Take the compiled blocks' gradients only if they are the plain ones'; say so and go on uncompiled if not."""
-        if self.compiled_checked:
-            return
-        self.compiled_checked = True
         gpus = [self.processes.device] if self.processes.device.type == "cuda" else []
-        with torch.random.fork_rng(gpus), self._nothing_left_out():
+        with torch.random.fork_rng(gpus):
             compiled = self._gradients(inputs)
             with torch.compiler.set_stance("force_eager"):
                 plain = self._gradients(inputs)
+        if plain and not any(gradient.any() for gradient in plain.values()):
+            return  # a head that starts at zero passes nothing back in the first step
+        self.unchecked = False
         apart = {name: _apart(name, compiled[name], plain[name]) for name in plain}
-        worst = max(apart, key=lambda name: apart[name])
-        if apart[worst] <= GRADIENTS_APART:
+        worst = max(apart, key=lambda name: apart[name], default=None)
+        if worst is None or apart[worst] <= GRADIENTS_APART:
             return
         for block in self.learner.modules():
             if isinstance(block, BLOCKS):
@@ -117,8 +118,13 @@ class Step:
         )
 
     def _gradients(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """Of the blocks' matrices, on their own."""
+        """Of the blocks' matrices, on their own and leaving no trace; without stochastic depth, whose draws are others
+        when compiled."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.learner.buffers()]
         before = [parameter.grad for parameter in self.parameters]
+        for module in self.learner.modules():
+            if isinstance(module, RESIDUALS):
+                module.drop_path.zero_()
         self.forget()
         self._forward_backward(inputs)
         found = {
@@ -128,20 +134,9 @@ class Step:
         }
         for parameter, gradient in zip(self.parameters, before, strict=True):
             parameter.grad = gradient
+        for buffer, value in buffers:
+            buffer.copy_(value)
         return found
-
-    @contextlib.contextmanager
-    def _nothing_left_out(self) -> Iterator[None]:
-        """Without stochastic depth, whose draws are others when compiled."""
-        rates = [module.drop_path for module in self.learner.modules() if isinstance(module, RESIDUALS)]
-        kept = [rate.clone() for rate in rates]
-        for rate in rates:
-            rate.zero_()
-        try:
-            yield
-        finally:
-            for rate, value in zip(rates, kept, strict=True):
-                rate.copy_(value)
 
     def record(self, inputs: tuple[Tensor, ...]) -> None:
         held = tuple(value.clone() for value in inputs)
@@ -195,4 +190,9 @@ def _apart(name: str, compiled: Tensor, plain: Tensor) -> float:
     length_p, distance_p = plain_prc.norm(dim=(1, 2)), (compiled_prc - plain_prc).norm(dim=(1, 2))
     # One that is next to nothing beside its neighbours is rounding, however it was made.
     counts_p = length_p > 1e-4 * length_p.max()
-    return torch.where(counts_p, distance_p / length_p.clamp(min=1e-30), 0).max().item()
+    return (
+        torch.where(counts_p, distance_p / length_p.clamp(min=1e-30), 0)
+        .nan_to_num(nan=torch.inf, posinf=torch.inf)
+        .max()
+        .item()
+    )
