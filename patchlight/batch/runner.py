@@ -569,35 +569,39 @@ class _Run:
 
     def _looked_closely(self, files: Sequence[str]) -> list[Localization | Failed]:
         """With a second look or tiles, for which the photo is read once more, here."""
-        found: list[Localization | Failed] = []
-        for file in files:
-            try:
-                found += localize(
-                    [file],
-                    self.loaded,
-                    self.settings.method,
-                    subjects=self.settings.subjects or "all",
-                    threshold=self.settings.threshold,
-                    min_area=self.settings.min_area,
-                    second_look=self.settings.second_look,
-                    tiles=self.settings.tiles,
-                    batch_size=self.at_once,
-                )
-            except ImageError as error:
-                found.append(Failed(error.reason, error.detail, stamp_of(file)))
-            except PatchlightError as error:
-                found.append(Failed("unsupported", str(error), stamp_of(file)))
-            except torch.OutOfMemoryError:
-                raise _no_room_for_closer_looks(self.loaded) from None
-        return found
+
+        def look(file: str) -> list[Localization]:
+            return localize(
+                [file],
+                self.loaded,
+                self.settings.method,
+                subjects=self.settings.subjects or "all",
+                threshold=self.settings.threshold,
+                min_area=self.settings.min_area,
+                second_look=self.settings.second_look,
+                tiles=self.settings.tiles,
+                batch_size=self.at_once,
+            )
+
+        return [found for file in files for found in self._closer(file, look)]
 
     def _looked_again(self, file: str, first: Localization) -> list[Localization | Failed]:
         """A second look at what is left of a frame's finds."""
-        try:
+
+        def look(file: str) -> list[Localization]:
             photo = read(file, self.loaded.preprocess, (2, 2))
-            return list(look_again(self.loaded, [photo], [first], self.settings.threshold))
+            return look_again(self.loaded, [photo], [first], self.settings.threshold)
+
+        return self._closer(file, look)
+
+    def _closer(self, file: str, look: Callable[[str], list[Localization]]) -> list[Localization | Failed]:
+        """What a closer look at one photo finds; what goes wrong with the photo costs its own row alone."""
+        try:
+            return [*look(file)]
         except ImageError as error:
             return [Failed(error.reason, error.detail, stamp_of(file))]
+        except PatchlightError as error:
+            return [Failed("unsupported", str(error), stamp_of(file))]
         except torch.OutOfMemoryError:
             raise _no_room_for_closer_looks(self.loaded) from None
 

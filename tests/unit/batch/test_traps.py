@@ -290,6 +290,29 @@ def test_one_bad_file_shifts_nothing(photos: Path, tmp_path: Path, model: Loaded
     assert [row for row in rows_of(tmp_path / "out") if row["status"] == "ok"] == rows_of(tmp_path / "good")
 
 
+def test_a_second_look_that_fails_costs_its_own_row(
+    photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = runner.look_again, 0
+
+    def failing_first(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise PatchlightError("a part of 4x3 pixels is no image")
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "look_again", failing_first)
+        assert crop(photos, tmp_path / "out", model, second_look=True).reasons == {"unsupported": 1}
+    crop(photos, tmp_path / "good", model, second_look=True)
+    rows, good = rows_of(tmp_path / "out"), rows_of(tmp_path / "good")
+    (failed,) = [number for number, row in enumerate(rows) if row["status"] != "ok"]
+    assert rows[failed]["detail"] == "a part of 4x3 pixels is no image"
+    assert [*rows[:failed], *rows[failed + 1 :]] == [*good[:failed], *good[failed + 1 :]]
+    assert calls > 1
+
+
 @pytest.mark.parametrize("name", ["looks.jsonl", "journal.jsonl"])
 @pytest.mark.parametrize("left", [0, 700, -1])
 def test_a_line_that_was_cut_off_is_done_again(
