@@ -20,8 +20,8 @@ class StandardConv(nn.Conv2d):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         weight = self.weight.float()
-        deviation, mean = torch.var_mean(weight, (1, 2, 3), keepdim=True, correction=0)
-        weight = ((weight - mean) * (deviation + 1e-8).rsqrt()).to(x_BCHW.dtype)
+        variance, mean = torch.var_mean(weight, (1, 2, 3), keepdim=True, correction=0)
+        weight = ((weight - mean) * (variance + 1e-8).rsqrt()).to(x_BCHW.dtype)
         before, after = self.border // 2, self.border - self.border // 2
         return F.conv2d(F.pad(x_BCHW, (before, after, before, after)), weight, stride=self.stride)
 
