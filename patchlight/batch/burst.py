@@ -73,10 +73,6 @@ def is_night(thumb_HWC: npt.NDArray[Any]) -> bool:
 class Background:
     """The scene without what moves in it, from frames of one kind of light."""
 
-    levels_HWC: Floats
-    """Median of the frames, 0 to 1, each made as bright as the others and shifted into place."""
-    noise_HW: Floats
-    """By how much a pixel is off as a rule."""
     heat_hw: Floats
     """The heat that is there in nearly every frame, or in nearly every one where nothing moves, if most are such."""
     changed_THW: Bools
@@ -85,14 +81,15 @@ class Background:
     @classmethod
     def of(cls, heats_Thw: npt.NDArray[Any], thumbs_THWC: npt.NDArray[Any]) -> Self:
         levels_THWC = np.stack([_levels(thumb_HWC) for thumb_HWC in thumbs_THWC])
-        # First all as bright as the frame of middling brightness, then, where the scene is known, as bright as that.
+        # The scene is the median of the frames, each shifted into place and made as bright as the others:
+        # first all as bright as the frame of middling brightness, then, where the scene is known, as bright as that.
         middle = int(np.argsort(np.median(levels_THWC, axis=(1, 2, 3)), kind="stable")[len(levels_THWC) // 2])
         scene_HWC = levels_THWC[middle]
         for _ in range(2):
             levels_THWC = np.stack([_fitted(_aligned(frame, scene_HWC), scene_HWC) for frame in levels_THWC])
             scene_HWC = np.median(levels_THWC, axis=0)
         off_THW = np.abs(levels_THWC - scene_HWC).max(-1)
-        # Leaves that sway do not stay in their pixels.
+        # By how much a pixel is off as a rule. Leaves that sway do not stay in their pixels.
         noise_HW = _widest(1.4826 * np.median(off_THW, axis=0)).clip(max=MOST_NOISE)
         changed_THW = off_THW > np.maximum(LEAST_CHANGE, NOISE_FACTOR * noise_HW)
         contrast = np.median(np.abs(scene_HWC - np.median(scene_HWC, axis=(0, 1))).max(-1))
@@ -103,7 +100,7 @@ class Background:
         if quiet_T.sum() >= max(LEAST_FRAMES, len(quiet_T) / 2):
             heats_Thw = heats_Thw[quiet_T]
         heat_hw = np.quantile(heats_Thw, ABSENT_SHARE, axis=0, method="lower")
-        return cls(scene_HWC.astype(np.float32), noise_HW.astype(np.float32), heat_hw.astype(np.float32), changed_THW)
+        return cls(heat_hw.astype(np.float32), changed_THW)
 
     def changed_hw(self, frame: int) -> Floats:
         """How much a frame's patches differ from the background: 0 not at all, 1 certainly."""
@@ -117,13 +114,6 @@ class Judged:
     heats_Thw: Floats
     unchanged_T: Bools
     """Nothing differs from the background, and there are enough frames to say so."""
-
-
-def suppress_static(
-    heats_Thw: npt.NDArray[Any], thumbs_THWC: npt.NDArray[Any], *, times_T: Sequence[float | None] | None = None
-) -> Floats:
-    """The heat without that of things which never move, see `judge`."""
-    return judge(heats_Thw, thumbs_THWC, times_T=times_T).heats_Thw
 
 
 def judge(

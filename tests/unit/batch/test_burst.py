@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFilter
 
-from patchlight.batch.burst import Background, evidence, is_night, judge, settle, suppress_static
+from patchlight.batch.burst import Background, evidence, is_night, judge, settle
 from patchlight.batch.frames import (
     MOST_FRAMES,
     Frame,
@@ -123,7 +123,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(PatchlightError, match="gap=-1"):
         group_bursts([], gap=-1)
     with pytest.raises(PatchlightError, match="as many pictures"):
-        suppress_static(np.zeros((3, 4, 4)), np.zeros((2, 8, 8, 3)))
+        judge(np.zeros((3, 4, 4)), np.zeros((2, 8, 8, 3)))
 
 
 # What never moves
@@ -209,7 +209,7 @@ def test_the_stump_goes_and_the_animal_stays(night: bool, exposures: list[float]
 
 def test_an_animal_in_front_of_the_stump_keeps_its_heat() -> None:
     heats_Thw, thumbs_THWC = sequence([None, None, (1, 8), None, None, None])
-    left_Thw = suppress_static(heats_Thw, thumbs_THWC)
+    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
     assert heat_at(left_Thw[2], (1, 8)) > 0.8
     assert heat_at_stump(left_Thw[0]) < 0.2
 
@@ -225,7 +225,7 @@ def test_an_animal_that_stays_for_most_frames_keeps_its_heat() -> None:
 def test_an_animal_that_moves_a_little_keeps_its_middle() -> None:
     walk: list[tuple[int, int] | None] = [(5 + step % 3, 3) for step in range(9)]
     heats_Thw, thumbs_THWC = sequence(walk)
-    left_Thw = suppress_static(heats_Thw, thumbs_THWC)
+    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
     for heat_hw, place in zip(left_Thw, walk, strict=True):
         assert place is not None
         assert heat_at(heat_hw, place) > 0.4
@@ -263,11 +263,11 @@ def test_day_and_night_have_each_their_background() -> None:
     day_heats, day_thumbs = sequence(WALK)
     night_heats, night_thumbs = sequence([None, (6, 3), None, None, None], night=True, seed=9)
     both = np.concatenate([day_heats, night_heats]), np.concatenate([day_thumbs, night_thumbs])
-    together = suppress_static(*both)
-    np.testing.assert_array_equal(together[:7], suppress_static(day_heats, day_thumbs))
-    np.testing.assert_array_equal(together[7:], suppress_static(night_heats, night_thumbs))
+    together = judge(*both).heats_Thw
+    np.testing.assert_array_equal(together[:7], judge(day_heats, day_thumbs).heats_Thw)
+    np.testing.assert_array_equal(together[7:], judge(night_heats, night_thumbs).heats_Thw)
     # A single night frame among those by day is left as it is.
-    one = suppress_static(np.concatenate([day_heats, night_heats[:1]]), np.concatenate([day_thumbs, night_thumbs[:1]]))
+    one = judge(np.concatenate([day_heats, night_heats[:1]]), np.concatenate([day_thumbs, night_thumbs[:1]])).heats_Thw
     np.testing.assert_array_equal(one[7], night_heats[0])
 
 
@@ -308,7 +308,7 @@ def test_heat_where_nothing_was_before_is_kept() -> None:
     """A stump that lights up in one frame alone, by a sunbeam that the picture does not show, is nobody's stump."""
     heats_Thw, thumbs_THWC = sequence([None] * 8, stump_heat=0.1)
     heats_Thw[3, 2:4, 6:9] = 0.9
-    left_Thw = suppress_static(heats_Thw, thumbs_THWC)
+    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
     assert heat_at(left_Thw[3], (6, 2)) > 0.75
 
 
