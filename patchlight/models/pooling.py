@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.models.attention import Heads
 from patchlight.models.mlp import make_mlp
 from patchlight.models.positions import TokenGeometry
 
@@ -44,19 +45,18 @@ class AttentionPool(nn.Module):
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
         """features_BD"""
-        q_BA1E, k_BANE, v_BANE = self._project(x_BND)
-        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=geometry.mask(k_BANE.dtype))
-        features_BD = self.out(asked_BA1E.flatten(1))
+        features_BD = self.out(self._ask(x_BND, geometry).out_BANE.flatten(1))
         return features_BD + self.mlp(self.norm(features_BD))
 
     def rows(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
         """How much each token counts for each head of the query: attn_BAN, in float32."""
-        q_BA1E, k_BANE, _ = self._project(x_BND)
-        scores_BAN = (q_BA1E.float() * k_BANE.float()).sum(-1) * q_BA1E.shape[-1] ** -0.5
-        mask_B11N = geometry.mask_B11N()
-        return (scores_BAN if mask_B11N is None else scores_BAN.masked_fill(~mask_B11N[:, 0], -torch.inf)).softmax(-1)
+        return self._ask(x_BND, geometry).rows()[:, :, 0]
 
-    def _project(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _ask(self, x_BND: Tensor, geometry: TokenGeometry) -> Heads:
+        """What the heads of the one query did."""
         q_A1E = self.q(self.query).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
         k_BANE, v_BANE = self.kv(x_BND).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return q_A1E.expand(len(x_BND), -1, -1, -1).to(k_BANE.dtype), k_BANE, v_BANE
+        q_BA1E = q_A1E.expand(len(x_BND), -1, -1, -1).to(k_BANE.dtype)
+        mask = geometry.mask(k_BANE.dtype)
+        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=mask)
+        return Heads(q_BA1E, k_BANE, v_BANE, mask, asked_BA1E)

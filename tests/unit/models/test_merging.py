@@ -123,6 +123,20 @@ def test_rows_are_what_attention_used_with_counts() -> None:
         assert counts_Bn.max() > 1
 
 
+def test_the_pooling_query_asks_merged_tokens_by_their_counts() -> None:
+    vit = tiny_vit(class_token=False, pooling="attention")
+    pool = vit.attention_pool
+    with torch.no_grad():
+        merged = MergingViT(vit, 4).encode(IMAGE)
+        x_BnD, counts_Bn = merged.x_BnD, merged.geometry.counts_BN
+        keys_BnAE = pool.kv(x_BnD)[..., :24].unflatten(2, (2, 12))
+        scores_BAn = torch.einsum("ae,bnae->ban", pool.q(pool.query).reshape(2, 12), keys_BnAE) / math.sqrt(12)
+        weights_BAn = scores_BAn.exp() * counts_Bn[:, None]
+        expected_BAn = weights_BAn / weights_BAn.sum(-1, keepdim=True)
+        torch.testing.assert_close(pool.rows(x_BnD, merged.geometry), expected_BAn, atol=1e-5, rtol=1e-4)
+        assert counts_Bn.max() > 1
+
+
 def test_nearby_answers_for_a_photo_and_half_precision() -> None:
     vit = ViT(tiny_vit().config).eval()
     smooth = F.interpolate(torch.randn(2, 3, 4, 4), size=(32, 32), mode="bicubic")
