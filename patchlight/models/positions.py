@@ -129,13 +129,16 @@ def log_offsets(grid: Size, device: torch.device | None = None) -> Tensor:
     return offsets_T2.sign() * offsets_T2.abs().log1p()
 
 
-def relative_index(grid: Size, num_prefix: int, device: torch.device | None = None) -> Tensor:
+def relative_index(
+    grid: Size, num_prefix: int, device: torch.device | None = None, *, largest: Size | None = None
+) -> Tensor:
     """For each pair of tokens the row of a relative table that holds its bias: index_NN.
 
     The table's rows are the offsets (down, across) from -(h-1), -(w-1) to h-1, w-1; then, where there are prefix
-    tokens, three for prefix-to-patch, patch-to-prefix and prefix-to-prefix.
+    tokens, three for prefix-to-patch, patch-to-prefix and prefix-to-prefix. The table is the grid's own, or that of the
+    `largest` grid that it has rows for.
     """
-    (height, width), (rows_P, columns_P) = grid, grid_coordinates(grid, device)
+    (height, width), (rows_P, columns_P) = largest or grid, grid_coordinates(grid, device)
     down_PP = (rows_P[:, None] - rows_P[None, :]).long() + height - 1
     across_PP = (columns_P[:, None] - columns_P[None, :]).long() + width - 1
     offsets = (2 * height - 1) * (2 * width - 1)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
+from patchlight.models.positions import relative_index
 from patchlight.models.stages import Residual, check_pooling, drop_rates, init_weights
 from patchlight.models.stems import check_image
 
@@ -75,7 +76,7 @@ def lay_windows(config: SwinConfig, grid: Size, device: torch.device, *, shifted
     if config.uneven_windows == "plain":
         along = [all(along)] * 2
     shift = (size[0] // 2 * (shifted and along[0]), size[1] // 2 * (shifted and along[1]))
-    windows = Windows(grid, window, shift, _relative_index(window, size, device), None)
+    windows = Windows(grid, window, shift, relative_index(window, 0, device, largest=size), None)
     masks_padding = config.uneven_windows == "masked" and windows.padded != grid
     if not any(shift) and not masks_padding:
         return windows
@@ -92,15 +93,6 @@ def lay_windows(config: SwinConfig, grid: Size, device: torch.device, *, shifted
     whole = Windows(windows.padded, window, (0, 0), windows.index_nn, None)
     kind_Wn = whole.split(kind_hw[None, :, :, None])[0, :, :, 0]
     return Windows(grid, window, shift, windows.index_nn, kind_Wn[:, :, None] == kind_Wn[:, None])
-
-
-def _relative_index(window: Size, table: Size, device: torch.device) -> Tensor:
-    """Rows of a table of relative positions, made for windows of size `table`, for all pairs of a window: index_nn."""
-    rows_n = torch.arange(window[0], device=device).repeat_interleave(window[1])
-    columns_n = torch.arange(window[1], device=device).repeat(window[0])
-    down_nn = rows_n[:, None] - rows_n + table[0] - 1
-    across_nn = columns_n[:, None] - columns_n + table[1] - 1
-    return down_nn * (2 * table[1] - 1) + across_nn
 
 
 class WindowHeads(NamedTuple):
