@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
-from patchlight.models.stages import Residual, check_pooling, drop_rates, init_weights
+from patchlight.models.fresh import init_weights
+from patchlight.models.pooling import check_pooling
+from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import check_image
 
 
@@ -24,6 +26,10 @@ class GlobalResponseNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.zeros(width))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x_BhwF: Tensor) -> Tensor:
         response_B11F = torch.linalg.vector_norm(x_BhwF, dim=(1, 2), keepdim=True)
@@ -138,5 +144,5 @@ class ConvNeXt(nn.Module):
         return x_BhwD
 
     def init_weights(self) -> None:
-        """Draw fresh weights, see `stages.init_weights`."""
+        """Draw fresh weights, see `fresh.init_weights`."""
         init_weights(self)

@@ -3,15 +3,13 @@
 from patchlight.config import ViTConfig
 from patchlight.families import ModelConfig, SwinConfig
 from patchlight.models.convnext import ConvNeXt, ConvNeXtBlock
-from patchlight.models.stages import Residual as StagedResidual
 from patchlight.models.swin import Swin, SwinBlock
-from patchlight.models.vit import Block, Residual, ViT
+from patchlight.models.vit import Block, ViT
 
 Model = ViT | Swin | ConvNeXt
 """All take image_BCHW and have `config`, `blocks`, `norm`, `head` (or None), `features` and `tokens`."""
 
 BLOCKS = (Block, SwinBlock, ConvNeXtBlock)
-RESIDUALS = (Residual, StagedResidual)
 
 
 def make_model(config: ModelConfig) -> Model:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Heads
+from patchlight.models.fresh import draw
 from patchlight.models.mlp import make_mlp
 from patchlight.models.positions import TokenGeometry
 
@@ -30,6 +31,12 @@ def pool(x_BND: Tensor, how: str, geometry: TokenGeometry) -> Tensor:
     return patches_BPD.where(valid_BP1, 0).sum(1) / valid_BP1.sum(1)
 
 
+def check_pooling(pooling: str | None) -> None:
+    """Refuse another pooling than the mean, which is all that a model without a class token has."""
+    if pooling not in (None, "mean"):
+        raise PatchlightError(f"pooling={pooling!r} needs a class token, and this model has none; use 'mean'")
+
+
 class AttentionPool(nn.Module):
     """One more attention, in which a learned query asks all tokens, and an MLP (Lee et al. 2019, arXiv:1810.00825)."""
 
@@ -42,6 +49,10 @@ class AttentionPool(nn.Module):
         self.out = nn.Linear(config.width, config.width)
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
         self.mlp = make_mlp(config)
+
+    def reset_parameters(self) -> None:
+        """Of the query; the layers have their own."""
+        draw(self.query)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry) -> Tensor:
         """features_BD"""

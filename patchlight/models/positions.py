@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.config import Size, ViTConfig
+from patchlight.models.fresh import draw
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,9 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.zeros(self.num_prefix + math.prod(self.grid), config.width))
         self.memory = GridMemory()
 
+    def reset_parameters(self) -> None:
+        draw(self.table)
+
     def add_to_prefix(self, prefix_TD: Tensor) -> Tensor:
         """The prefix tokens, the first of them with their own rows added."""
         return prefix_TD + F.pad(self.table[: self.num_prefix], (0, 0, 0, len(prefix_TD) - self.num_prefix))
@@ -376,7 +380,7 @@ class MixedRotaryPositions(nn.Module):
         self.memory = GridMemory()
 
     @torch.no_grad()
-    def init_weights(self) -> None:
+    def reset_parameters(self) -> None:
         """The frequencies of `rope_2d` on two axes at a right angle, which each head turns at random."""
         _, heads, half = self.frequencies.shape
         steps = torch.arange(half // 2, device=self.frequencies.device, dtype=torch.float32) / (half // 2)
@@ -441,6 +445,9 @@ class RelativeBias(RelativePositions):
         self.offsets, self.how = (2 * config.grid[0] - 1, 2 * config.grid[1] - 1), config.position_resampling
         self.table = nn.Parameter(torch.zeros(math.prod(self.offsets) + 3 * (config.num_prefix > 0), config.num_heads))
         self.memory = GridMemory()
+
+    def reset_parameters(self) -> None:
+        draw(self.table)
 
     def rows_for(self, grid: Size, device: torch.device) -> tuple[Tensor, Tensor]:
         learned_TA, prefix_TA = self.table.tensor_split([math.prod(self.offsets)])

@@ -22,8 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
+from patchlight.models.fresh import draw, init_weights
+from patchlight.models.pooling import check_pooling
 from patchlight.models.positions import relative_index
-from patchlight.models.stages import Residual, check_pooling, drop_rates, init_weights
+from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import check_image
 
 
@@ -124,6 +126,9 @@ class RelativeBias(nn.Module):
     def __init__(self, window: Size, num_heads: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty((2 * window[0] - 1) * (2 * window[1] - 1), num_heads))
+
+    def reset_parameters(self) -> None:
+        draw(self.table)
 
     def forward(self, index_nn: Tensor) -> Tensor:
         """bias_Ann"""
@@ -281,5 +286,5 @@ class Swin(nn.Module):
         return block(x_BhwD, windows)
 
     def init_weights(self) -> None:
-        """Draw fresh weights, see `stages.init_weights`."""
+        """Draw fresh weights, see `fresh.init_weights`."""
         init_weights(self)

@@ -9,7 +9,6 @@ D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -20,18 +19,18 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Attention, Heads
+from patchlight.models.fresh import draw, init_weights
 from patchlight.models.mlp import make_mlp
 from patchlight.models.pooling import AttentionPool, pool
 from patchlight.models.positions import (
     LearnedPositions,
-    MixedRotaryPositions,
-    RelativeBias,
     RotaryPositions,
     SincosPositions,
     TokenGeometry,
     lay_tokens,
     relative_index,
 )
+from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import STEMS, ConvTokenizer, fit_to_patches
 
 Pooling = Literal["cls", "mean", "cls_mean", "attention"]
@@ -40,44 +39,19 @@ Visit = Callable[[int, Heads, Tensor], None]
 """Is told a block's index, what its heads did, and the tokens x_BND after it."""
 
 
-class Residual(nn.Module):
-    """What a branch adds to its input: times a learned scale (LayerScale), or at times nothing (stochastic depth)."""
-
-    drop_path: Tensor
-
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
-        super().__init__()
-        self.initial_scale = config.layer_scale
-        self.scale = None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
-        self.drops = config.drop_path > 0
-        # A tensor, since a number would have every block compiled for a rate of its own. It is no part of a checkpoint,
-        # so it has to be there even in a model that is made without memory, to be filled by one.
-        rate = torch.tensor(drop_path)
-        rate = torch.tensor(drop_path, device="cpu") if rate.is_meta else rate
-        self.register_buffer("drop_path", rate, persistent=False)
-
-    def forward(self, x_BND: Tensor, branch_BND: Tensor) -> Tensor:
-        if self.scale is not None:
-            branch_BND = branch_BND * self.scale
-        if self.training and self.drops:
-            # Whole images skip the branch; the others are scaled up so that the expectation stays.
-            keep_B11 = torch.rand_like(branch_BND[:, :1, :1], dtype=torch.float32) >= self.drop_path
-            branch_BND = branch_BND * keep_B11 / (1 - self.drop_path)
-        return x_BND + branch_BND
-
-
 class Block(nn.Module):
     """Attention, then MLP, each on the normed tokens (or normed itself) and added to what came in."""
 
     def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
+        drops, scale = config.drop_path > 0, config.layer_scale
         self.norms_after = config.block_norm == "after"
         self.norm1 = nn.LayerNorm(config.width, config.norm_eps)
         self.attn = Attention(config)
-        self.residual1 = Residual(config, drop_path)
+        self.residual1 = Residual(drop_path, drops=drops, scale=scale, width=config.width)
         self.norm2 = nn.LayerNorm(config.width, config.norm_eps)
         self.mlp = make_mlp(config)
-        self.residual2 = Residual(config, drop_path)
+        self.residual2 = Residual(drop_path, drops=drops, scale=scale, width=config.width)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
         if self.norms_after:
@@ -133,8 +107,7 @@ class ViT(nn.Module):
         self.rope = RotaryPositions(config) if config.position == "rope2d" else None
         self.embed_norm = nn.LayerNorm(config.width, config.norm_eps) if config.embed_norm else nn.Identity()
 
-        rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in drop_rates(config.drop_path, config.depth))
 
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
         self.attention_pool = AttentionPool(config) if config.pooling == "attention" else None
@@ -286,36 +259,14 @@ class ViT(nn.Module):
         Norms: scale one, shift zero. A convolutional stem: as it says itself. `zero_head`: the classifier's last layer
         starts at zero too, so that the first predictions are uniform (the original does this for fine-tuning).
         """
-        if self.norm.weight.is_meta:  # shapes without memory: nothing to draw
+        init_weights(self)
+        if self.norm.weight.is_meta:  # shapes without memory: nothing more to draw
             return
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                _draw(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, LearnedPositions | RelativeBias):
-                _draw(module.table)
-            elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
-                module.reset_parameters()
-            elif isinstance(module, MixedRotaryPositions):
-                module.init_weights()
-            elif isinstance(module, AttentionPool):
-                _draw(module.query)
-            elif isinstance(module, Residual) and module.scale is not None and module.initial_scale is not None:
-                nn.init.constant_(module.scale, module.initial_scale)
         if isinstance(self.patch_embed, ConvTokenizer):
             self.patch_embed.init_weights()
         for tokens in (self.class_token, self.distill_token, self.registers):
             if tokens is not None:
-                _draw(tokens)
+                draw(tokens)
         for head in (self.head, self.distill_head):
             if zero_head and head is not None:
                 nn.init.zeros_(head.out.weight)
-
-
-@torch.no_grad()
-def _draw(weight: Tensor) -> None:
-    """A normal distribution of deviation 0.02, cut off at two deviations, by inverting its cumulative form: the same
-    as `nn.init.trunc_normal_`, which draws again and again what falls outside, and takes several times as long."""
-    inside = math.erf(2 / math.sqrt(2))
-    weight.uniform_(-inside, inside).erfinv_().mul_(0.02 * math.sqrt(2)).clamp_(-0.04, 0.04)

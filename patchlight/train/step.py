@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from patchlight.models.families import BLOCKS, RESIDUALS
+from patchlight.models.families import BLOCKS
+from patchlight.models.residual import Residual
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch
 from patchlight.train.learner import Learner
@@ -123,7 +124,7 @@ class Step:
         buffers = [(buffer, buffer.clone()) for buffer in self.learner.buffers()]
         before = [parameter.grad for parameter in self.parameters]
         for module in self.learner.modules():
-            if isinstance(module, RESIDUALS):
+            if isinstance(module, Residual):
                 module.drop_path.zero_()
         self.forget()
         self._forward_backward(inputs)
