@@ -88,9 +88,11 @@ class _Staged(JsonConfig):
             value = getattr(self, name)
             whole = type(value) is tuple and all(type(number) is int and number > 0 for number in value)
             require(whole, f"{name}={value!r} should be a whole number above 0 for each stage")
-        counts = {name: len(getattr(self, name)) for name in stages}
+        counts = [len(getattr(self, name)) for name in stages]
+        empty = " and ".join(f"{name}={getattr(self, name)}" for name in stages)
+        require(any(counts), f"there are no stages in {empty}; give each a number")
         require(
-            min(counts.values()) > 0 and len(set(counts.values())) == 1,
+            len(set(counts)) == 1,
             "the stages are not as many in " + " as in ".join(f"{name}={getattr(self, name)}" for name in stages),
         )
         for name in positive:
@@ -140,10 +142,18 @@ class SwinConfig(_Staged):
         )
         for width, heads in zip(self.widths, self.num_heads, strict=True):
             require(width % heads == 0, f"num_heads={self.num_heads}: {heads} heads do not divide a width of {width}")
+        require(
+            min(self.mlp_widths) > 0, f"mlp_ratio={self.mlp_ratio} leaves nothing of the MLP at a width of {self.width}"
+        )
 
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
+
+    @property
+    def mlp_widths(self) -> tuple[int, ...]:
+        """Of the MLP's hidden layer in each stage."""
+        return tuple(int(width * self.mlp_ratio) for width in self.widths)
 
     @property
     def feature_width(self) -> int:
@@ -248,9 +258,9 @@ def variant(name: str, **changes: Any) -> ModelConfig:
     A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L" and "convnext-T" to
     "convnext-XL".
     """
-    if name in SWIN_SIZES:
+    if str(name) in SWIN_SIZES:  # a list could not be looked up
         return SwinConfig(**SWIN_SIZES[name] | changes)
-    if name in CONVNEXT_SIZES:
+    if str(name) in CONVNEXT_SIZES:
         return ConvNeXtConfig(**CONVNEXT_SIZES[name] | changes)
     try:
         return vit_variant(name, **changes)

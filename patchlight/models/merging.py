@@ -21,7 +21,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.attention import Heads
 from patchlight.models.packing import MOVABLE
 from patchlight.models.positions import TokenGeometry
-from patchlight.models.vit import ViT
+from patchlight.models.vit import ViT, check_vit
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,16 @@ class MergingViT(nn.Module):
 
     def __init__(self, vit: ViT, r: int | Sequence[int]) -> None:
         super().__init__()
-        if not isinstance(vit, ViT):
-            raise PatchlightError(
-                f"MergingViT takes a ViT, not a {type(vit).__name__}; of what `load` gives, its .model"
-            )
+        check_vit(vit, "MergingViT")
         if vit.config.position not in MOVABLE:
             raise PatchlightError(
                 f"tokens cannot be merged with position={vit.config.position!r}; they can with {', '.join(MOVABLE)}"
             )
-        rates: list[int] = list(r) if isinstance(r, list | tuple) else [r] * (vit.config.depth - 1)  # type: ignore[list-item]
-        if len(rates) != vit.config.depth - 1 or any(not isinstance(rate, int) or rate < 0 for rate in rates):
-            raise PatchlightError(
-                f"r={r!r} must be 0 or more, or a number for each block but the last, {vit.config.depth - 1}"
-            )
+        between = vit.config.depth - 1
+        given: list[int] = list(r) if isinstance(r, list | tuple) else [r]  # type: ignore[list-item]
+        rates = given if isinstance(r, list | tuple) else given * between
+        if len(rates) != between or any(not isinstance(rate, int) or rate < 0 for rate in given):
+            raise PatchlightError(f"r={r!r} must be 0 or more, or a number for each block but the last, {between}")
         self.vit, self.rates = vit, (*rates, 0)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
-from patchlight.models.vit import ViT
+from patchlight.models.vit import ViT, check_vit
 
 MOVABLE = ("learned", "sincos2d", "rope2d", "none")
 """Positions that a token carries with it, so that tokens need not lie on one grid."""
@@ -74,6 +74,7 @@ def _encode(
     vit: ViT, images_CHW: Sequence[Tensor], max_tokens: int | None
 ) -> list[tuple[list[int], Tensor, TokenGeometry]]:
     """For the images of each size: their numbers, their tokens x_BnD after the last block, and how these lie."""
+    check_vit(vit, "packing")
     if vit.config.position not in MOVABLE:
         raise PatchlightError(
             f"position={vit.config.position!r} knows one grid at a time; packing goes with {', '.join(MOVABLE)}"

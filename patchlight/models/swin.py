@@ -168,10 +168,10 @@ class WindowAttention(nn.Module):
 class MLP(nn.Module):
     """Two layers with a GELU between."""
 
-    def __init__(self, config: SwinConfig, width: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.up = nn.Linear(width, int(width * config.mlp_ratio))
-        self.down = nn.Linear(int(width * config.mlp_ratio), width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, x_BhwD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BhwD)))
@@ -187,7 +187,7 @@ class SwinBlock(nn.Module):
         self.attn = WindowAttention(config, width, config.num_heads[stage])
         self.residual1 = Residual(drop_path, drops=config.drop_path > 0)
         self.norm2 = nn.LayerNorm(width, config.norm_eps)
-        self.mlp = MLP(config, width)
+        self.mlp = MLP(width, config.mlp_widths[stage])
         self.residual2 = Residual(drop_path, drops=config.drop_path > 0)
 
     def forward(self, x_BhwD: Tensor, windows: Windows, heads: list[WindowHeads] | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.packing import MOVABLE
 from patchlight.models.positions import TokenGeometry, resample
-from patchlight.models.vit import ViT
+from patchlight.models.vit import ViT, check_vit
 
 
 class VideoViT(nn.Module):
@@ -27,6 +27,8 @@ class VideoViT(nn.Module):
     def __init__(self, config: ViTConfig, num_frames: int = 16, tubelet: int = 2) -> None:
         """`config` is the image model's; `num_frames` says how many moments have a learned position."""
         super().__init__()
+        if not isinstance(config, ViTConfig):
+            raise PatchlightError(f"VideoViT takes a ViTConfig, not a {type(config).__name__}; `inflate` takes a ViT")
         if tubelet < 1 or num_frames < 1 or num_frames % tubelet:
             raise PatchlightError(f"num_frames={num_frames} must be a multiple of tubelet={tubelet}, 1 or more")
         if config.position not in MOVABLE:
@@ -47,6 +49,11 @@ class VideoViT(nn.Module):
     def encode(self, clip_BFCHW: Tensor) -> tuple[Tensor, TokenGeometry]:
         """As `tokens`, and what the blocks were told with them."""
         frames, channels = self.tubelet, self.vit.config.in_channels // self.tubelet
+        if not isinstance(clip_BFCHW, Tensor):
+            raise PatchlightError(
+                f"the clip is of type {type(clip_BFCHW).__name__}; the model takes a tensor (batch, frames, "
+                f"{channels}, height, width)"
+            )
         shape = clip_BFCHW.shape
         if len(shape) != 5 or not shape[1] or shape[1] % frames or shape[2] != channels:
             raise PatchlightError(
@@ -89,6 +96,7 @@ def _over_time(geometry: TokenGeometry, batch: int, moments: int) -> TokenGeomet
 def inflate(vit: ViT, num_frames: int = 16, tubelet: int = 2) -> VideoViT:
     """A video model that says of a still clip what the image model says of its frame: the patch projection is shared
     out evenly over a tubelet's frames (Carreira and Zisserman 2017), and the moments' positions start at zero."""
+    check_vit(vit, "inflate")
     if vit.config.stem != "patchify" or vit.config.resnet is not None:
         raise PatchlightError("a convolutional stem cannot be inflated; only patch projections can")
     video = VideoViT(vit.config, num_frames, tubelet).to(vit.norm.weight)

@@ -270,3 +270,9 @@ class ViT(nn.Module):
         for head in (self.head, self.distill_head):
             if zero_head and head is not None:
                 nn.init.zeros_(head.out.weight)
+
+
+def check_vit(vit: ViT, who: str) -> None:
+    """Refuse what is not a ViT, in the name of what takes nothing else."""
+    if not isinstance(vit, ViT):
+        raise PatchlightError(f"{who} takes a ViT, not a {type(vit).__name__}; of what `load` gives, its .model")

@@ -154,5 +154,9 @@ def test_attention_maps_are_refused_and_mistakes_named() -> None:
     for r in (-1, [1], [1, 2, 3], 1.5):
         with pytest.raises(PatchlightError, match="must be 0 or more, or a number for each block but the last, 2"):
             MergingViT(vit, r)  # type: ignore[arg-type]
+    for r in (-1, 1.5, "2", [1]):
+        with pytest.raises(PatchlightError, match=r"must be 0 or more, or a number for each block but the last, 0"):
+            MergingViT(tiny_vit(depth=1), r)  # type: ignore[arg-type]
+    assert MergingViT(tiny_vit(depth=1), 2).rates == (0,)
     with pytest.raises(PatchlightError, match="cannot be merged with position='relative_bias'"):
         MergingViT(tiny_vit(position="relative_bias"), 2)

@@ -11,6 +11,7 @@ from models_at_random import tiny_vit
 from patchlight.errors import PatchlightError
 from patchlight.models.packing import MOVABLE, packed, packed_tokens, plan_rows
 from patchlight.models.vit import ViT
+from staged_models import tiny_swin
 
 SIZES = [(16, 24), (32, 32), (8, 8), (16, 24), (24, 8), (8, 40), (32, 32), (8, 8)]
 
@@ -110,6 +111,13 @@ def test_every_image_has_one_place_and_no_row_overflows(lengths: list[int], room
 def test_mistakes_are_named(arguments: Any, message: str) -> None:
     with pytest.raises(PatchlightError, match=message):
         packed(tiny_vit(), *arguments)
+
+
+@pytest.mark.parametrize("other", [tiny_swin(), "S/16"])
+def test_what_is_no_vit_is_named(other: Any) -> None:
+    for function in (packed, packed_tokens):
+        with pytest.raises(PatchlightError, match=f"packing takes a ViT, not a {type(other).__name__};"):
+            function(other, images())
 
 
 def test_positions_that_need_a_grid_are_refused() -> None:

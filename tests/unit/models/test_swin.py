@@ -1,6 +1,7 @@
 """Swin against a slow reference that knows no windows, no rolling and no padding: only who may look at whom."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -113,5 +114,17 @@ def test_mistakes_are_one_line() -> None:
         model(torch.randn(3, 32, 32))
     with pytest.raises(PatchlightError, match="Swin takes a SwinConfig"):
         Swin(variant("S/16"))  # type: ignore[arg-type]
-    with pytest.raises(PatchlightError, match="5 heads do not divide a width of 24"):
-        SwinConfig(**TINY_SWIN | {"num_heads": (2, 5)})
+    for changes, words in (
+        ({"num_heads": (2, 5)}, "5 heads do not divide a width of 24"),
+        ({"mlp_ratio": 1e-9}, "mlp_ratio=1e-09 leaves nothing of the MLP at a width of 12"),
+        ({"depths": [], "num_heads": []}, r"there are no stages in depths=\(\) and num_heads=\(\)"),
+        ({"depths": []}, r"the stages are not as many in depths=\(\) as in num_heads=\(2, 3\)"),
+    ):
+        with pytest.raises(PatchlightError, match=words):
+            SwinConfig(**TINY_SWIN | changes)
+
+
+@pytest.mark.parametrize("name", ["swin-X", ["S/16"], ["swin-T"], None, {"swin-T": 1}])
+def test_an_unknown_variant_names_all_families(name: Any) -> None:
+    with pytest.raises(PatchlightError, match=r"unknown variant .* one of mu, Ti.*; or one of swin-T, .*convnext-XL$"):
+        variant(name)

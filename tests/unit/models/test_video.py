@@ -1,5 +1,6 @@
 """Clips: the tubelet embedding against torch's own 3D convolution, and still clips against the image model."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.packing import MOVABLE
 from patchlight.models.video import VideoViT, inflate
+from patchlight.weights.load import load
+from patchlight.weights.save import save
+from staged_models import tiny_swin
 
 
 def still(image_BCHW: torch.Tensor, frames: int) -> torch.Tensor:
@@ -83,7 +87,14 @@ def test_what_is_no_clip_is_named(shape: tuple[int, ...]) -> None:
         inflate(tiny_vit())(torch.zeros(shape))
 
 
-def test_what_cannot_be_inflated_is_named() -> None:
+def test_what_cannot_be_inflated_is_named(tmp_path: Path) -> None:
+    for other in (load(save(tiny_vit(), tmp_path / "x")), tiny_swin(), "S/16"):
+        with pytest.raises(PatchlightError, match=f"inflate takes a ViT, not a {type(other).__name__};"):
+            inflate(other)  # type: ignore[arg-type]
+        with pytest.raises(PatchlightError, match=f"VideoViT takes a ViTConfig, not a {type(other).__name__};"):
+            VideoViT(other)  # type: ignore[arg-type]
+    with pytest.raises(PatchlightError, match=r"the clip is of type str; the model takes a tensor \(batch, frames, 3,"):
+        inflate(tiny_vit())("clip.mp4")
     with pytest.raises(PatchlightError, match="num_frames=5 must be a multiple of tubelet=2"):
         inflate(tiny_vit(), num_frames=5)
     with pytest.raises(PatchlightError, match="position='relative_bias' knows one image's grid"):
