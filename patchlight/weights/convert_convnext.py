@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
 from patchlight.weights.convert import Origin, State, convert_to
 from patchlight.weights.convert_swin import staged
@@ -142,15 +143,25 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
 FIRM = frozenset({"widths", "depths", "patch_size", "in_channels", "kernel_size", "grn"})
 
 
+# What the name of a timm architecture says, and neither its config file nor its tensors do.
+TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (("convnext_xxlarge", {"norm_eps": 1e-5}),)
+
+
 def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes."""
-    arguments = config.get("model_args") or {}
+    arguments: dict[str, Any] = {}
+    for name, settings in TIMM_ARCHITECTURES:
+        if config.get("architecture") == name:
+            arguments |= settings
+    arguments |= {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
     activation = arguments.get("act_layer")
+    if activation not in (None, "gelu", "gelu_tanh"):
+        raise PatchlightError(f"config.json says act_layer={activation!r}, which we do not have")
     return {
         "depths": arguments.get("depths"),
         "norm_eps": arguments.get("norm_eps"),
         "final_norm_eps": arguments.get("norm_eps"),
-        "mlp": activation if activation in ("gelu", "gelu_tanh") else None,
+        "mlp": activation,
     }
 
 

@@ -6,12 +6,14 @@ Our blocks are counted over all stages, theirs within each; otherwise the tables
 import math
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from patchlight.config import Size
+from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.positions import resample
 from patchlight.weights.convert import Origin, State, convert_to
@@ -144,7 +146,7 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
         "patch_size": (down, across),
         "depths": tuple(widths.count(each) for each in stages),
         "num_heads": tuple(tables[widths.index(each)][1] for each in stages),
-        "mlp_ratio": shapes["blocks.0.mlp.up.weight"][0] / width,
+        "mlp_ratio": _mlp_ratio(stages, [shapes[f"blocks.{widths.index(each)}.mlp.up.weight"][0] for each in stages]),
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0,
     }
@@ -152,6 +154,16 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
     if (side := _side(largest)) is not None:
         told["window_size"] = (side, side)
     return told
+
+
+def _mlp_ratio(widths: list[int], hidden: list[int]) -> float:
+    """The shortest decimal that gives every stage its MLP, whose hidden width is rounded down."""
+    least = max(map(Fraction, hidden, widths))
+    for digits in range(16):
+        ratio = math.ceil(least * 10**digits) / 10**digits
+        if [int(width * ratio) for width in widths] == hidden:
+            return ratio
+    raise ValueError(f"no one ratio gives MLPs of {hidden} at widths of {widths}")
 
 
 def _side(rows: int) -> int | None:
@@ -173,15 +185,14 @@ def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[s
     for key in [key for key in state if key.endswith(".relative_bias.table")]:
         table, window = state[key], own.window_size
         if len(table) != _rows(window):
-            stage = own.stage_of(int(key.split(".")[1]))
-            side, grid = _side(len(table)), own.stage_grids(own.image_size)[stage]
-            if side is None or (side, side) != (min(grid[0], window[0]), min(grid[1], window[1])):
+            small = _stage_windows(own)[own.stage_of(int(key.split(".")[1]))]
+            if len(table) != _rows(small):
                 raise CheckpointError(
                     f"{source}: {key} has {len(table)} rows, where windows of {window[0]}x{window[1]} have "
                     f"{_rows(window)}; windows of different sizes are not supported"
                 )
-            table = _widened(table, side, window)
-            notes.append(f"{key} was for windows of {side}x{side}; farther offsets take the nearest")
+            table = _widened(table, small, window)
+            notes.append(f"{key} was for windows of {small[0]}x{small[1]}; farther offsets take the nearest")
         if config.window_size != window:
             old, new = ((2 * down - 1, 2 * across - 1) for down, across in (window, config.window_size))
             table = resample(table, old, new, "antialiased")
@@ -195,10 +206,23 @@ def _rows(window: Size) -> int:
     return (2 * window[0] - 1) * (2 * window[1] - 1)
 
 
-def _widened(table: Tensor, side: int, window: Size) -> Tensor:
-    picture = table.T.unflatten(1, (2 * side - 1, 2 * side - 1))
-    down, across = window[0] - side, window[1] - side
+def _stage_windows(config: SwinConfig) -> list[Size]:
+    """The windows of each stage at the model's image size: no larger than the stage's grid."""
+    down, across = config.window_size
+    return [(min(h, down), min(w, across)) for h, w in config.stage_grids(config.image_size)]
+
+
+def _widened(table: Tensor, small: Size, window: Size) -> Tensor:
+    picture = table.T.unflatten(1, (2 * small[0] - 1, 2 * small[1] - 1))
+    down, across = window[0] - small[0], window[1] - small[1]
     return F.pad(picture[None], (across, across, down, down), mode="replicate")[0].flatten(1).T.contiguous()
+
+
+def _narrowed(table: Tensor, window: Size, small: Size) -> Tensor:
+    """The inverse of `_widened`: what lies farther apart than a small window is long is left out."""
+    down, across = window[0] - small[0], window[1] - small[1]
+    picture = table.unflatten(0, (2 * window[0] - 1, 2 * window[1] - 1))
+    return picture[down : len(picture) - down, across : picture.shape[1] - across].flatten(0, 1).contiguous()
 
 
 def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,11 +248,21 @@ def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]
 
 
 def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any]]:
-    """Our state in timm's names, the architecture, and the arguments that make it."""
+    """Our state in timm's names, the architecture, and the arguments that make it.
+
+    Where a stage's grid is smaller than a window, timm's table is, too; it would resample a larger one.
+    """
+    windows = _stage_windows(config)
+    _check_timm_windows(config, windows)
+    tables = {
+        key: _narrowed(value, config.window_size, windows[config.stage_of(int(key.split(".")[1]))])
+        for key, value in state.items()
+        if key.endswith(".relative_bias.table")
+    }
     # Both names of the head would fit; the first is today's.
     names = tuple(row for row in TIMM if row[0] != "head.")
     return (
-        staged(convert_to(state, names), config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
+        staged(convert_to(state | tables, names), config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
         "swin_tiny_patch4_window7_224",
         {
             "img_size": list(config.image_size),
@@ -242,6 +276,19 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
             "qkv_bias": config.qkv_bias,
         },
     )
+
+
+def _check_timm_windows(config: SwinConfig, windows: list[Size]) -> None:
+    """Refuse windows that timm would make otherwise (its grids are rounded down, ours up) or could not read."""
+    grid = [pixels // patch for pixels, patch in zip(config.image_size, config.patch_size, strict=True)]
+    for stage, (down, across) in enumerate(windows):
+        theirs = [min(length // 2**stage, side) for length, side in zip(grid, config.window_size, strict=True)]
+        if theirs != [down, across] or down != across:
+            raise PatchlightError(
+                f"image_size={config.image_size} cannot be written with layout='timm': windows of stage {stage + 1} "
+                f"are {down}x{across} there, timm's {theirs[0]}x{theirs[1]}, and square ones alone are read; use "
+                "layout='patchlight'"
+            )
 
 
 def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, Any]]:

@@ -292,7 +292,8 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
     if staged and found.config:
         hints.append(("config.json", hints_of(encoder, found.config, found.source)))
     elif "architecture" in found.config:
-        hints.append(("config.json", _timm_hints(found.config)))
+        gated = "blocks.0.mlp.gate_and_up.weight" in state
+        hints.append(("config.json", _timm_hints(found.config, gated=gated)))
     elif found.config:
         hints.append(("config.json", _transformers_hints(found.config, found.source)))
     if found.entry is not None:
@@ -309,8 +310,8 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
     return read_config(state, encoder, hints, asked, found.source)
 
 
-def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's config.json says beyond the shapes."""
+def _timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
+    """What timm's config.json says beyond the shapes; `gated`: the MLPs are."""
     architecture = str(config["architecture"])
     others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
     if others:
@@ -323,11 +324,15 @@ def _timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
     if pooling not in ("token", "avg", "map"):
         raise PatchlightError(f"config.json says global_pool={pooling!r}, which we do not have")
+    activation = arguments.get("act_layer")
+    if activation is not None and (activation not in TIMM_ACTIVATIONS or (activation == "silu" and not gated)):
+        plain = " in an MLP without a gate" if activation == "silu" else ""
+        raise PatchlightError(f"config.json says act_layer={activation!r}{plain}, which we do not have")
     size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
     given = {
         "num_heads": arguments.get("num_heads"),
         "image_size": size or None,
-        "mlp": TIMM_ACTIVATIONS.get(str(arguments.get("act_layer"))),
+        "mlp": TIMM_ACTIVATIONS.get(str(activation)),
         "norm_eps": 1e-5 if arguments.get("norm_layer") == "layernorm" else None,
         "pooling": {"avg": "mean"}.get(pooling),
     }
@@ -361,7 +366,7 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
         notes.append(f"took the encoder below {encoder.prefix!r}")
     if encoder.beside:
         notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
-    for name in ("num_heads", "mlp", "norm_eps", "position"):
+    for name in ("num_heads", "mlp", "norm_eps", "final_norm_eps", "position"):
         if reading.why.get(name, "").startswith("convention"):
             notes.append(
                 f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"

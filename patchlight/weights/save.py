@@ -239,7 +239,8 @@ def _staged_to_timm(
     patch = config.patch_size[0]
     _refuse("timm", config, patch_size=(patch, patch))
     if isinstance(config, SwinConfig):
-        _refuse("timm", config, norm_eps=1e-5, uneven_windows="masked")
+        window = config.window_size[0]
+        _refuse("timm", config, window_size=(window, window), norm_eps=1e-5, uneven_windows="masked")
         (theirs, name, arguments), first = convert_swin.to_timm(config, state), "patch_embed.proj"
     else:
         _refuse("timm", config, final_norm_eps=config.norm_eps)

@@ -1,7 +1,7 @@
 """The config of a checkpoint with stages (Swin, ConvNeXt), from its tensors and what came with them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
@@ -102,7 +102,8 @@ def read_staged(
     family = FAMILIES[found.origin.architecture]
     told = _told_by_shapes(state, found, source)
     why = dict.fromkeys(told, "shapes")
-    for where, settings in [("you", overrides), *hints, ("convention", found.origin.conventions)]:
+    conventions = _usual_eps(family) | dict(found.origin.conventions)
+    for where, settings in [("you", overrides), *hints, ("convention", conventions)]:
         for name, value in settings.items():
             value = _tupled(value, pair=name in ("image_size", "patch_size", "window_size"))
             if name not in told:
@@ -115,6 +116,11 @@ def read_staged(
         return Reading(family.config(**told), why)
     except PatchlightError as error:
         raise CheckpointError(f"{source}: {error}") from None
+
+
+def _usual_eps(family: Family) -> dict[str, Any]:
+    """Of the norms, which no tensor tells: named as a convention, so that a load says what it took for granted."""
+    return {field.name: field.default for field in fields(family.config) if field.name.endswith("norm_eps")}
 
 
 def check_staged(state: Mapping[str, Tensor], found: Recognised, settings: Mapping[str, Any], source: str) -> None:

@@ -18,6 +18,7 @@ import oracles
 from models_at_random import randomize
 from patchlight.explain.attention import attention
 from patchlight.families import ConvNeXtConfig, SwinConfig
+from patchlight.weights.convert_convnext import timm_hints
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 from staged_models import tiny_convnext, tiny_swin
@@ -30,6 +31,9 @@ SWINS = [
     (5, (2,), (5, 15)),
     (4, (1, 4), (8, 24)),
 ]
+
+# A ratio whose MLPs are rounded down to 32, 64 and 129, so that no stage alone tells it.
+ODD_RATIO = {"mlp_ratio": 2.7}
 
 
 def swin_config(window: int, depths: tuple[int, ...], grid: tuple[int, int], **changes: Any) -> SwinConfig:
@@ -80,7 +84,9 @@ def timm_swin(config: SwinConfig, **arguments: Any) -> torch.nn.Module:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("window", "depths", "grid"), SWINS)
-@pytest.mark.parametrize("changes", [{}, {"mlp_ratio": 2.0, "qkv_bias": False, "in_channels": 1, "num_classes": 0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"mlp_ratio": 2.0, "qkv_bias": False, "in_channels": 1, "num_classes": 0}, ODD_RATIO]
+)
 def test_swin_is_timms(
     window: int, depths: tuple[int, ...], grid: tuple[int, int], changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -94,15 +100,16 @@ def test_swin_is_timms(
 
 
 @torch.no_grad()
-def test_a_stage_of_timms_with_a_smaller_table_is_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("across", "rows", "window"), [(6, 5 * 5, "3x3"), (12, 5 * 11, "3x6")])
+def test_a_stage_of_timms_with_a_smaller_table_is_the_same(across: int, rows: int, window: str, tmp_path: Path) -> None:
     """timm's windows are no larger than the grid that a stage has at its image size, nor are their tables."""
-    config = swin_config(6, (2, 2), (6, 6))  # 6 x 6 patches in the first stage, 3 x 3 in the second
+    config = swin_config(6, (2, 2), (6, across))  # 3 rows of patches in the second stage
     theirs = timm_swin(config)
-    assert len(theirs.layers[1].blocks[0].attn.relative_position_bias_table) == 25
+    assert len(theirs.layers[1].blocks[0].attn.relative_position_bias_table) == rows
     named = {"architecture": "swin_tiny_patch4_window7_224", "model_args": {"img_size": list(config.image_size)}}
     loaded = load_copy(theirs, tmp_path, named)
     assert loaded.config == config
-    assert any("was for windows of 3x3" in note for note in loaded.notes)
+    assert any(f"was for windows of {window}" in note for note in loaded.notes)
     image_BCHW = torch.randn(2, 3, *config.image_size)
     assert_same(loaded.model(image_BCHW), theirs(image_BCHW))
 
@@ -204,8 +211,20 @@ def test_convnext_is_transformers(changes: dict[str, Any], size: tuple[int, int]
     assert_same(loaded.model(image_BCHW), theirs(image_BCHW).logits)
 
 
+STAGES = {"depths": (2, 2, 1), "num_heads": (2, 3, 4)}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("model", [tiny_swin(image_size=64), *(tiny_convnext(**changes) for changes in CONVNEXTS)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        tiny_swin(image_size=64),
+        tiny_swin(image_size=64, window_size=8, **STAGES),  # grids of 16, 8 and 4
+        tiny_swin(image_size=64, window_size=7, patch_size=16),  # of 4 and 2
+        tiny_swin(image_size=64, **ODD_RATIO, **STAGES),
+        *(tiny_convnext(**changes) for changes in CONVNEXTS),
+    ],
+)
 def test_timm_reads_what_we_save_for_it(model: Any, tmp_path: Path) -> None:
     timm = oracles.timm()
     save(model, tmp_path / "model", layout="timm")
@@ -215,6 +234,33 @@ def test_timm_reads_what_we_save_for_it(model: Any, tmp_path: Path) -> None:
     image_BCHW = torch.randn(2, 3, *model.config.image_size)
     assert_same(model(image_BCHW), theirs(image_BCHW))
     assert_same(load(tmp_path / "model").model(image_BCHW), model(image_BCHW))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("window", [7, 8])
+def test_timm_reads_our_tables_unchanged(window: int, tmp_path: Path) -> None:
+    """Windows of 7 do not fill grids of 16 and 8, where timm computes otherwise; its tables are ours nevertheless."""
+    model = tiny_swin(image_size=64, window_size=window, **STAGES)
+    save(model, tmp_path / "model", layout="timm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = oracles.timm().create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+    blocks = [block for stage in theirs.layers for block in stage.blocks]
+    for ours, block, side in zip(model.blocks, blocks, (window, window, window, window, 4), strict=True):
+        offsets = slice(window - side, window + side - 1)
+        table = ours.attn.relative_bias.table.unflatten(0, (2 * window - 1, 2 * window - 1))[offsets, offsets]
+        assert torch.equal(block.attn.relative_position_bias_table, table.flatten(0, 1))
+
+
+def test_the_name_of_a_timm_convnext_says_its_eps() -> None:
+    timm = oracles.timm()
+    for name in timm.list_models("convnext*"):
+        with torch.device("meta"):
+            theirs = timm.create_model(name)
+        eps = {module.eps for module in theirs.modules() if isinstance(module, torch.nn.LayerNorm)}
+        hints = timm_hints({"architecture": name})
+        assert eps <= {hints["norm_eps"] or ConvNeXtConfig().norm_eps}, name  # none: a norm that we refuse
+        assert hints["final_norm_eps"] == hints["norm_eps"]
 
 
 @torch.no_grad()

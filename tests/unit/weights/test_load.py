@@ -44,6 +44,28 @@ def test_an_assumed_number_of_heads_is_said(tmp_path: Path) -> None:
     assert any(note.startswith("num_heads=2 is the convention of timm") for note in loaded.notes)
 
 
+@pytest.mark.parametrize(
+    ("mlp", "activation", "words"),
+    [
+        ("gelu", "relu", "act_layer='relu', which we do not have"),
+        ("gelu", "silu", "act_layer='silu' in an MLP without a gate, which we do not have"),
+        ("swiglu", "silu", None),
+        ("gelu_tanh", "gelu_tanh", None),
+    ],
+)
+def test_an_activation_of_timms_that_we_do_not_have_is_named(
+    mlp: Any, activation: str, words: str | None, tmp_path: Path
+) -> None:
+    write_timm(tiny_vit(mlp=mlp), tmp_path / "model.safetensors")
+    named = {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": activation, "num_heads": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    if words is None:
+        assert load(tmp_path, image_size=32).config.mlp == mlp
+        return
+    with pytest.raises(CheckpointError, match=f"config.json says {words}$"):
+        load(tmp_path, image_size=32)
+
+
 def test_the_model_is_ready_to_use(tmp_path: Path) -> None:
     loaded = load(write_timm(tiny_vit(), tmp_path / "x.safetensors"), num_heads=2)
     assert not loaded.model.training

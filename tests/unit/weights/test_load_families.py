@@ -20,6 +20,8 @@ from staged_models import tiny_convnext, tiny_swin
 MODELS = {
     "swin": tiny_swin(),
     "swin-oblong": tiny_swin(window_size=(3, 5), image_size=(40, 72), num_classes=0, qkv_bias=False),
+    "swin-oblong-grid": tiny_swin(image_size=(32, 16)),
+    "swin-odd-grid": tiny_swin(image_size=28),
     "convnext": tiny_convnext(),
     "convnext-2": tiny_convnext(grn=True, layer_scale=None, widths=(8, 8), num_classes=0),
 }
@@ -171,12 +173,68 @@ def test_another_architectures_config_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def saved_for_timm(model: Any, folder: Path, **named: Any) -> Path:
+    """As timm would have saved it, with what only its config.json says."""
+    save(model, folder, layout="timm")
+    config = json.loads((folder / "config.json").read_text())
+    del config["patchlight"]
+    config["model_args"] = {}
+    (folder / "config.json").write_text(json.dumps(config | named))
+    return folder
+
+
+FOUR_STAGES: dict[str, Any] = {"widths": (6, 8, 10, 12), "depths": (1, 1, 1, 1)}
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "quick_gelu"])
+def test_an_activation_that_we_do_not_have_is_named(activation: str, tmp_path: Path) -> None:
+    folder = saved_for_timm(tiny_convnext(**FOUR_STAGES), tmp_path / "x", model_args={"act_layer": activation})
+    with pytest.raises(PatchlightError, match=f"x: config.json says act_layer='{activation}', which we do not have$"):
+        load(folder)
+
+
+def test_an_eps_that_no_file_tells_is_timms_or_noted(tmp_path: Path) -> None:
+    model = tiny_convnext(**FOUR_STAGES)
+    known = load(saved_for_timm(model, tmp_path / "known", architecture="convnext_xxlarge"))
+    assert (known.config.norm_eps, known.config.final_norm_eps, known.why["norm_eps"]) == (1e-5, 1e-5, "config.json")
+    assert not any("norm_eps" in note for note in known.notes)
+    told = saved_for_timm(model, tmp_path / "told", architecture="convnext_xxlarge", model_args={"norm_eps": 1e-3})
+    assert load(told).config.final_norm_eps == 1e-3
+    usual = load(saved_for_timm(model, tmp_path / "usual"))
+    assert (usual.config.norm_eps, usual.config.final_norm_eps) == (1e-6, 1e-6)
+    for name in ("norm_eps", "final_norm_eps"):
+        assert f"{name}=1e-06 is the convention of timm; override it if it is wrong" in usual.notes
+    swin = load(saved_for_timm(tiny_swin(image_size=64), tmp_path / "swin"))
+    assert "norm_eps=1e-05 is the convention of timm; override it if it is wrong" in swin.notes
+
+
+def test_mlps_without_one_ratio_are_refused(tmp_path: Path) -> None:
+    model = MODELS["swin"]
+    state = dict(model.state_dict())
+    for key in ("blocks.0.mlp.up.weight", "blocks.1.mlp.up.weight"):
+        state[key] = state[key][:40]
+    save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "x.safetensors")
+    with pytest.raises(PatchlightError, match=r"no one ratio gives MLPs of \[40, 96\] at widths of \[12, 24\]"):
+        load(tmp_path / "x.safetensors")
+
+
+def test_a_ratio_that_no_stage_alone_tells(tmp_path: Path) -> None:
+    """As timm's Swin-T with mlp_ratio=2.7, whose widths of 96 to 768 are times 2.7 and rounded down."""
+    model = tiny_swin(width=96, depths=(1, 1, 1, 1), num_heads=(2, 2, 2, 2), mlp_ratio=2.7)
+    assert [block.mlp.up.out_features for block in model.blocks] == [259, 518, 1036, 2073]
+    save_file(dict(model.state_dict()), tmp_path / "x.safetensors")
+    assert load(tmp_path / "x.safetensors").config.mlp_ratio == 2.7
+
+
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
         ("swin", "transformers", "uneven_windows='masked' cannot be written with layout='transformers'"),
         ("convnext", "timm", "cannot be written with layout='timm', which has 4 stages"),
         ("swin-oblong", "transformers", "image_size=(40, 72) cannot be written"),
+        ("swin-oblong", "timm", "window_size=(3, 5) cannot be written with layout='timm', whose model has (3, 3)"),
+        ("swin-oblong-grid", "timm", "windows of stage 2 are 4x2 there, timm's 4x2, and square ones alone are read"),
+        ("swin-odd-grid", "timm", "windows of stage 2 are 4x4 there, timm's 3x3, and square ones alone are read"),
     ],
 )
 def test_what_another_library_does_not_have_is_not_written(name: str, layout: Any, words: str, tmp_path: Path) -> None:
