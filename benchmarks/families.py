@@ -103,28 +103,23 @@ def found(stored: dict[str, Any], device: str, family: str, side: int, *, batche
 
 def table(counted: dict[str, dict[int, Costs]], stored: dict[str, Any]) -> str:
     """In Markdown. On the CPU the fastest round counts; on the GPU the median."""
-    lines = [
-        "| | pixels | M parameters | GMACs | times 224 px | tokens | CPU, ms | GPU, ms | GPU, images/s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    measured = any(found(stored, "cuda", name, side, batched=False) for name in counted for side in SIZES)
+    titles = ["", "pixels", "M parameters", "GMACs", "times 224 px", "tokens", "CPU, ms"]
+    titles += ["GPU, ms", "GPU, images/s"] if measured else []
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, by_side in counted.items():
         for side in SIZES:
             cost, shown = by_side[side], name if side == SIZES[0] else ""
             cpu = found(stored, "cpu", name, side, batched=False)
             gpu = found(stored, "cuda", name, side, batched=False)
             many = found(stored, "cuda", name, side, batched=True)
-            lines.append(
-                f"| {shown} | {side} | {cost.parameters / 1e6:.1f} | {cost.macs / 1e9:.2f} | "
-                f"{cost.macs / by_side[SIZES[0]].macs:.1f} | {cost.tokens:,} | "
-                + " | ".join(
-                    (
-                        "" if cpu is None else f"{cpu['fastest_ms']:,.0f}",
-                        "" if gpu is None else f"{gpu['median_ms']:.2f}",
-                        "" if many is None else f"{1000 * many['batch'] / many['median_ms']:,.0f}",
-                    )
-                )
-                + " |"
-            )
+            cells = [shown, str(side), f"{cost.parameters / 1e6:.1f}", f"{cost.macs / 1e9:.2f}"]
+            cells += [f"{cost.macs / by_side[SIZES[0]].macs:.1f}", f"{cost.tokens:,}"]
+            cells += ["" if cpu is None else f"{cpu['fastest_ms']:,.0f}"]
+            if measured:
+                cells += ["" if gpu is None else f"{gpu['median_ms']:.2f}"]
+                cells += ["" if many is None else f"{1000 * many['batch'] / many['median_ms']:,.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -208,6 +209,7 @@ def crop(
     from rich.progress import Progress as Bars
 
     from patchlight.batch.overlay import write_overlays
+    from patchlight.batch.rows import read_rows
     from patchlight.batch.runner import CropSettings, Progress, Stopped, crop_photos
 
     settings = CropSettings(
@@ -261,6 +263,11 @@ def crop(
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
         typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
+    if summary.failed:
+        wrong = (row for row in read_rows(out / "results.jsonl") if row["status"] == "error")
+        named = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))
+        more = f" and {summary.failed - 3:,} more" if summary.failed > 3 else ""
+        typer.echo(f"failed: {named}{more}; why is in {out / 'results.csv'}", err=True)
     if summary.report is not None:
         typer.echo(summary.report)
     if summary.exit_code:
@@ -384,8 +391,9 @@ def finetune(
     from patchlight.weights.load import load
 
     choice = choose_recipe(load(model), photos, open_dataset(photos), validation=validation)
-    typer.echo(choice.why)
-    _run_training(choice.config.changed(changes), out, resume=resume, device=device)
+    config = choice.config.changed(changes)
+    typer.echo(f"{choice.why}; {config.epochs:g} epochs, batches of {config.batch_size}")
+    _run_training(config, out, resume=resume, device=device)
 
 
 def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, teacher: Any = None) -> None:
@@ -718,6 +726,7 @@ def main() -> None:
         # typer's usage errors, wherever its versions keep their class, know their own one-line message.
         if not hasattr(error, "format_message"):
             raise
-        message = f"{error.format_message().rstrip('.')}. Try 'patchlight --help'."
+        command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
+        message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."
     typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
     sys.exit(2)

@@ -142,7 +142,10 @@ def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
                 continue
             entered.add((status.st_dev, status.st_ino))
             with os.scandir(path) as entries:
-                names = sorted((entry.name for entry in entries if not entry.name.startswith(".")), key=os.fsencode)
+                found = {entry.name for entry in entries}
+            # What another run has written is none of one's photos.
+            found -= set(WRITTEN_FOLDERS) if ".run" in found else set()
+            names = sorted((name for name in found if not name.startswith(".")), key=os.fsencode)
         except OSError as error:
             yield Input(path, absolute, trouble=f"this folder cannot be listed ({error.strerror})")
             continue

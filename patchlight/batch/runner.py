@@ -182,6 +182,8 @@ def crop_photos(
     inputs = find_photos(paths, folder.path)
     with folder.held(), asked_to_stop() as asked, Pool(workers) as pool:
         loaded = model if isinstance(model, Loaded) else load(_source(model), device=device or _best_device())
+        for note in loaded.notes:
+            tell(f"{loaded.provenance.source}: {note}")
         resolve_method(loaded, settings.method)
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
         if settings.lossless and not settings.boxes_only and jpegtran is None:

@@ -353,10 +353,13 @@ def resolve_queries(queries: Queries, config: ViTConfig, grid: Size) -> list[int
     }
     if isinstance(queries, str):
         if queries not in named:
-            raise PatchlightError(f"queries={queries!r} is not known; the names are {', '.join(map(repr, named))}")
+            raise PatchlightError(
+                f"queries={queries!r} is not known; the names are {', '.join(map(repr, [*named, 'pool']))}"
+            )
         if not named[queries]:
             what = {"cls": "class token", "distill": "distillation token", "registers": "registers"}[queries]
-            raise PatchlightError(f"queries={queries!r}: this model has no {what}; ask for a patch, such as (0, 0)")
+            other = "'pool'" if config.pooling == "attention" else "a patch, such as (0, 0)"
+            raise PatchlightError(f"queries={queries!r}: this model has no {what}; ask for {other}")
         return list(named[queries])
     return token_indices(queries, config.num_prefix, grid)
 

@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -57,12 +57,12 @@ class Localization:
     """Whether the first box can be relied on; boxes are given whatever it says."""
     confidence: float
     """That the first box overlaps the subject's by half or more, 0 to 1; 0 where there is none."""
-    heat_hw: Tensor
+    heat_hw: Tensor = field(repr=False)
     """float32, 0 to 1, over the patches of what the model saw, see `view`; on the CPU."""
-    mask_hw: Tensor
+    mask_hw: Tensor = field(repr=False)
     """bool: the patches that belong to the subjects."""
-    view: View
-    patch_size: tuple[float, float]
+    view: View = field(repr=False)
+    patch_size: tuple[float, float] = field(repr=False)
     """(height, width) of a patch in pixels of the model's image."""
     method: Method
 
@@ -125,6 +125,10 @@ def localize(
     if batch_size < 1:
         raise PatchlightError(f"batch_size={batch_size} must be 1 or more")
     one = isinstance(photos, str | os.PathLike | bytes | Image.Image | np.ndarray | Decoded)
+    if not one and not isinstance(photos, Iterable):
+        raise PatchlightError(
+            f"{photos!r:.60} is no photo; give a path, the bytes of a file, an image, or a list of them"
+        )
     several: list[Any] = [photos] if one else list(photos)  # type: ignore[arg-type]
     loaded = _loaded(model, device)
     resolve_method(loaded, method)  # before any photo is read

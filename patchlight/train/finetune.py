@@ -81,7 +81,7 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
         evaluate_every=max(1.0, epochs / 10),
         checkpoint_every=200,
     )
-    return Choice(config, f"{count:,} photos in {classes} classes: {what}; {epochs} epochs, batches of {batch_size}")
+    return Choice(config, f"{count:,} photos in {classes} classes: {what}")
 
 
 def _has_own_validation(photos: str, training: Dataset) -> bool:

@@ -25,15 +25,31 @@ def read_recipe(path: str) -> ModuleType:
         sys.path.append(str(file.parent.absolute()))
     try:
         spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise PatchlightError(f"{path}: cannot be run ({error})") from None
+    except PatchlightError:
+        raise
+    except Exception as error:
+        raise PatchlightError(f"{path}: cannot be run ({_what(error)})") from None
     if not callable(getattr(module, "config", None)):
         raise PatchlightError(f"{path}: has no function config() that returns a TrainConfig")
     return module
 
 
 def recipe_config(module: ModuleType, changes: dict[str, Any]) -> TrainConfig:
-    config = module.config()
+    try:
+        config = module.config()
+    except PatchlightError:
+        raise
+    except Exception as error:
+        raise PatchlightError(f"{module.__file__}: its config() failed ({_what(error)})") from None
     if not isinstance(config, TrainConfig):
         raise PatchlightError(f"{module.__file__}: config() gave {config!r:.60}, not a TrainConfig")
     return config.changed(changes)
+
+
+def _what(error: Exception) -> str:
+    """With the recipe's own line, the last that it ran."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = "" if trace is None or isinstance(error, SyntaxError) else f", line {trace.tb_lineno}"
+    return f"{type(error).__name__}: {error}{where}"

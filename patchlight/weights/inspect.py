@@ -262,6 +262,8 @@ def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
         conventions["position"] = "rope2d"
         if told["class_token"] and told["num_registers"]:
             conventions |= {"rope_coordinates": "centred", "norm_eps": 1e-5}
+            if found.origin.name == "timm" and not told["qkv_bias"]:  # other models of timm with RoPE have one
+                conventions["pooling"] = "mean"
         elif told["num_registers"]:
             conventions |= counted
     return conventions | dict(found.origin.conventions)

@@ -366,7 +366,7 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
         notes.append(f"took the encoder below {encoder.prefix!r}")
     if encoder.beside:
         notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
-    for name in ("num_heads", "mlp", "norm_eps", "final_norm_eps", "position"):
+    for name in ("num_heads", "mlp", "norm_eps", "final_norm_eps", "position", "rope_coordinates", "pooling"):
         if reading.why.get(name, "").startswith("convention"):
             notes.append(
                 f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"

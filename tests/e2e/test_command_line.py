@@ -152,3 +152,25 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], says: str, 
     assert answer.stderr.count("\n") == 1
     assert answer.stderr.startswith("patchlight: ")
     assert says in answer.stderr
+
+
+def test_a_usage_mistake_leads_to_the_help_of_its_command(tmp_path: Path) -> None:
+    answer = patchlight("crop", "photos", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stderr.rstrip().endswith("Try 'patchlight crop --help'.")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("def config():\n    return 1 / 0\n", "its config() failed (ZeroDivisionError: division by zero, line 2)"),
+        ("x = 1\ny = [][x]\n", "cannot be run (IndexError: list index out of range, line 2)"),
+    ],
+)
+def test_a_recipe_that_fails_is_one_line(tmp_path: Path, recipe: str, said: str) -> None:
+    (tmp_path / "bad.py").write_text(recipe)
+    answer = patchlight("train", "bad.py", "--out", "run", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

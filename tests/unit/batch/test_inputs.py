@@ -203,3 +203,11 @@ def test_no_two_photos_share_a_crops_name(several: list[tuple[str, int, str]]) -
     formats = {}  # a photo has one
     made = [crop_name(place, number, formats.setdefault(place, kind)).casefold() for place, number, kind in several]
     assert len(set(made)) == len(made)
+
+
+def test_what_another_run_wrote_is_no_photo(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    touch(photos / "a.jpg", photos / "crops" / "a.jpg", photos / "thumbs" / "0.jpg", photos / ".run" / "run.json")
+    touch(photos / "camera" / "crops" / "of-wheat.jpg")  # a folder of this name that no run has written
+    found = find_photos([photos], tmp_path / "elsewhere")
+    assert names(found, photos) == ["a.jpg", "camera/crops/of-wheat.jpg"]
