@@ -103,7 +103,12 @@ def found(stored: dict[str, Any], device: str, family: str, side: int, *, batche
 
 def table(counted: dict[str, dict[int, Costs]], stored: dict[str, Any]) -> str:
     """In Markdown. On the CPU the fastest round counts; on the GPU the median."""
-    measured = any(found(stored, "cuda", name, side, batched=False) for name in counted for side in SIZES)
+    measured = any(
+        found(stored, "cuda", name, side, batched=batched)
+        for name in counted
+        for side in SIZES
+        for batched in (False, True)
+    )
     titles = ["", "pixels", "M parameters", "GMACs", "times 224 px", "tokens", "CPU, ms"]
     titles += ["GPU, ms", "GPU, images/s"] if measured else []
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
