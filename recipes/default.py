@@ -18,7 +18,8 @@ overlap:
 | centred | 97.3 %, .846 | 97.0 %, .790 | 86.0 %, .708 | 95.5 %, .802 |
 | off-centre | 96.6 %, .867 | 97.7 %, .824 | 82.0 %, .717 | 95.0 %, .827 |
 
-Of 1,000 photos held out it names 68.8 % right, among 560 classes.
+Of 1,000 photos held out it names 68.8 % right, among 560 classes; their 20 nearest neighbours among the other 26,013 do
+so for 66.5 %, among 360.
 
 What mattered, by short runs: parts that reach to the photo's own edges (subjects are small in whole photos; 56 to 64 %
 found after 900 steps), Muon at 0.008 (0.02: 64 %, 0.008: 69 %, AdamW at 0.001: 45 %), and right gradients: with all
