@@ -15,40 +15,22 @@ Published, 300 epochs of AdamW with AutoAugment-like variations: 96.5 % (3x1), 9
 encoder on patches of 4 pixels.
 """
 
-from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from cifar10 import config as on_patches
+
+from patchlight.train.config import TrainConfig
 
 
 def config() -> TrainConfig:
-    return TrainConfig(
-        model=ViTConfig(
-            image_size=32,
-            stem="convolutions",
-            patch_size=2,
-            patch_bias=False,
-            width=256,
-            depth=7,
-            num_heads=4,
-            mlp_dim=512,
-            qk_norm=True,
-            class_token=False,
-            pooling="mean",
-            mlp="gelu_tanh",
-            num_classes=10,
-        ),
-        data=DataConfig(train="data/cifar10", validation="data/cifar10"),
-        preprocess=PreprocessConfig(
-            image_size=32, resize="squash", crop_pct=1.0, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
-        ),
-        augment=AugmentConfig(crop="pad", pad=4, policy="trivial", mix=0.5, mixup=0.8, cutmix=1.0),
-        optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, weight_decay=0.05, warmup=0.05, clip_grad=None),
-        epochs=150.0,
-        batch_size=512,
-        label_smoothing=0.1,
-        ema=0.999,
-        precision="bfloat16",
-        compile=True,
-        evaluate_every=50.0,
-        checkpoint_every=5_000,
+    return on_patches().changed(
+        {
+            "model.stem": "convolutions",
+            "model.patch_size": 2,
+            "model.patch_bias": False,
+            "model.width": 256,
+            "model.depth": 7,
+            "model.num_heads": 4,
+            "model.mlp_dim": 512,
+            "epochs": 150.0,
+            "evaluate_every": 50.0,
+        }
     )

@@ -385,6 +385,7 @@ def test_a_photo_can_be_pasted_or_picked(page: Any) -> None:
         content,
     )
     wait_until(page, "document.querySelectorAll('.card .state .dot').length === 2")
+    assert page.locator(".card .name").all_text_contents() == ["chelsea.jpg", "image.jpg"]
 
 
 def test_twelve_megapixels_are_shown_soon(page: Any, tmp_path: Path) -> None:

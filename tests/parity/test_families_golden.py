@@ -1,29 +1,15 @@
 """Swin and ConvNeXt in the references' own naming, written to disk and loaded, against what the references computed."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from test_golden import write_checkpoint
 
 from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.weights.load import Loaded, load
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 NAMES = ("timm_swin", "hf_swin", "timm_convnext")
-
-
-def write_checkpoint(name: str, folder: Path) -> dict[str, torch.Tensor]:
-    golden = load_file(GOLDEN / f"{name}.safetensors")
-    weights = {key.removeprefix("weights/"): value for key, value in golden.items() if key.startswith("weights/")}
-    save_file(weights, folder / "model.safetensors")
-    with safe_open(GOLDEN / f"{name}.safetensors", "pt") as file:
-        meta = json.loads(file.metadata()["meta"])
-    if "config" in meta:
-        (folder / "config.json").write_text(json.dumps(meta["config"]))
-    return golden
 
 
 @pytest.fixture(params=NAMES)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
+from coloured_photos import write_coloured_photos
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
@@ -36,16 +36,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of small photos that differ in colour."""
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for number, name in enumerate(["red", "green", "blue"]):
-        (folder / name).mkdir()
-        for index in range(12):
-            pixels = generator.integers(0, 100, (24, 20 + index % 3, 3), dtype=np.uint8)
-            pixels[..., number] += 120
-            Image.fromarray(pixels).save(folder / name / f"{index}.png")
-    return folder
+    return write_coloured_photos(tmp_path_factory.mktemp("photos"), 24, 20)
 
 
 def settings(photos: Path, **changes: Any) -> TrainConfig:

@@ -4,11 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from coloured_photos import write_coloured_photos
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig, SwinConfig
@@ -38,16 +37,7 @@ MODELS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three classes of small photos that differ in colour."""
-    folder = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for number, name in enumerate(["red", "green", "blue"]):
-        (folder / name).mkdir()
-        for index in range(12):
-            pixels = generator.integers(0, 100, (28, 26 + index % 3, 3), dtype=np.uint8)
-            pixels[..., number] += 120
-            Image.fromarray(pixels).save(folder / name / f"{index}.png")
-    return folder
+    return write_coloured_photos(tmp_path_factory.mktemp("photos"), 28, 26)
 
 
 def settings(photos: Path, model: str, **changes: Any) -> TrainConfig:
