@@ -61,7 +61,7 @@ def our_step(name: str, arguments: argparse.Namespace) -> TakeStep:
     count, none = [0], torch.zeros(0, device=processes.device)
 
     def take(images: torch.Tensor, targets: torch.Tensor) -> float:
-        loss = step.learn(Batch(images, targets, none, none, none), last=True)
+        loss = step.learn(step.prepare(Batch(images, targets, none, none, none)), last=True)
         step.move(count[0])
         count[0] += 1
         return loss

@@ -1,8 +1,9 @@
 """From pixels to patch tokens: two stems, and how an image of any size is fitted to them.
 
 A patch embedding cuts the image into patches, flattens each and multiplies it by one matrix. A convolution whose
-stride is its kernel does exactly that, and is what the model runs; the two other forms are here to be read and are
-held equal to it by test. `resize_projection` makes its matrix fit patches of another size (FlexiViT).
+stride is its kernel does exactly that, and is what the model runs on a CPU; on a GPU it is a linear layer. NumPy's form
+is here to be read; all three are held equal by test. `resize_projection` makes its matrix fit patches of another size
+(FlexiViT).
 
 A convolutional tokenizer looks at a few pixels at a time and across the edges of patches, which suits small images and
 little data.
@@ -44,6 +45,9 @@ class PatchEmbed(nn.Module):
         """`grids`: as in `fit_to_patches`."""
         if self.resnet is not None:
             image_BCHW = self._through_resnet(image_BCHW, grids)
+        if image_BCHW.is_cuda:
+            # A GPU's convolution lays the image out anew before and the tokens after; patches are laid out once.
+            return embed_with_linear(image_BCHW, self.proj.weight, self.proj.bias)
         return self.proj(image_BCHW).flatten(2).transpose(1, 2)
 
     def _through_resnet(self, image_BCHW: Tensor, grids: Sequence[Size]) -> Tensor:

@@ -45,6 +45,8 @@ class Learner(nn.Module):
     config: "TrainConfig"
     records_prepare = True
     """Whether `prepare` can be recorded; not where it calls what a user gave."""
+    prepares_ahead = False
+    """Whether a step's photos may be prepared before the step is there: what `set_progress` fills plays no part."""
 
     def reading(self) -> PreprocessConfig:
         """How photos are read: as the model takes them, or larger, where parts and views are cut from them."""

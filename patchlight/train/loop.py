@@ -184,7 +184,7 @@ def _train(
     )
     next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
     with asked_to_stop() as asked, contextlib.closing(stream):
-        parts = _micro_batches(stream, config.accumulate)
+        parts = update.prepared(_micro_batches(stream, config.accumulate))
         for step in range(start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
             learner.set_progress(step / steps)

@@ -28,7 +28,7 @@ class Classification(Learner):
         super().__init__()
         self.vit, self.config = vit, config
         self.teacher = (teacher,)  # in a tuple, so that a module is not taken for a part of this one
-        self.records_prepare = teacher is None
+        self.records_prepare = self.prepares_ahead = teacher is None
         if (teacher is None) != (config.distill is None):
             raise PatchlightError("distillation needs both: the setting `distill`, and a teacher")
 

@@ -225,21 +225,34 @@ def learning_rate(step: int, steps: int, config: OptimConfig) -> float:
 
 
 class WeightAverage:
-    """A running average of a model's weights and floating-point buffers; other buffers are copied as they are."""
+    """A running average of a model's weights and floating-point buffers; other buffers are copied as they are.
+
+    Each step is `set_step`, which waits for nothing, and `follow`, which can be part of a CUDA graph.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._averages = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self._followed = model.state_dict()
+        self._averages = {name: tensor.clone() for name, tensor in self._followed.items()}
+        numbers = [name for name, average in self._averages.items() if average.is_floating_point()]
+        self._numbers = [self._averages[name] for name in numbers], [self._followed[name] for name in numbers]
+        self._others = sorted(self._averages.keys() - set(numbers))
+        device = self._numbers[0][0].device if numbers else None
+        self._share = torch.zeros((), device=device)
+
+    def set_step(self, step: int) -> None:
+        """Say which step it is that is taken in next, from 0. Early ones, of which few are known, count for more."""
+        self._share.fill_(1 - min(self.decay, (1 + step) / (10 + step)))
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Take in the weights after a step, counted from 0. Early steps, of which few are known, count for more."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        current = model.state_dict()
-        numbers = [name for name, average in self._averages.items() if average.is_floating_point()]
-        torch._foreach_lerp_([self._averages[name] for name in numbers], [current[name] for name in numbers], 1 - decay)
-        for name in self._averages.keys() - set(numbers):
-            self._averages[name].copy_(current[name])
+    def follow(self) -> None:
+        """Take in the model's weights."""
+        averages, followed = self._numbers
+        ways = torch._foreach_sub(followed, averages)
+        torch._foreach_mul_(ways, self._share)
+        torch._foreach_add_(averages, ways)
+        for name in self._others:
+            self._averages[name].copy_(self._followed[name])
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages under the model's names; they are not copied."""

@@ -77,7 +77,9 @@ def run(images_NCHW: Tensor, steps: int = 120, log_every: int = 5, lr: float = 1
     for step, (epochs_B, samples_B, repeats_B) in enumerate(places(64, seed=0, batch_size=16, steps=steps)):
         update.optimizer.set_lr(learning_rate(step, steps, config.optim))
         learner.set_progress(step / steps)
-        update.learn(Batch(images_NCHW[samples_B], samples_B, epochs_B, samples_B, repeats_B), last=True)
+        update.learn(
+            update.prepare(Batch(images_NCHW[samples_B], samples_B, epochs_B, samples_B, repeats_B)), last=True
+        )
         update.move(step)
         if (step + 1) % log_every == 0:
             learner.measures()

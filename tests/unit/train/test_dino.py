@@ -303,7 +303,7 @@ def steps_of(model: Dino, update: Step, images_NCHW: Tensor, start: int, stop: i
         update.optimizer.set_lr(learning_rate(step, steps, model.config.optim))
         model.set_progress(step / steps)
         torch.manual_seed(step)
-        yield update.learn(batch_of(images_NCHW, places_3B), last=True)
+        yield update.learn(update.prepare(batch_of(images_NCHW, places_3B)), last=True)
         update.move(step)
 
 
@@ -387,7 +387,7 @@ def test_it_learns_what_nobody_told_it() -> None:
     for step, places_3B in enumerate(places(300, seed=0, batch_size=48, steps=steps)):
         update.optimizer.set_lr(learning_rate(step, steps, config.optim))
         dino.set_progress(step / steps)
-        update.learn(batch_of(images_NCHW, places_3B), last=True)
+        update.learn(update.prepare(batch_of(images_NCHW, places_3B)), last=True)
         update.move(step)
     signs = dino.signs()
     after = neighbours_accuracy(dino.shown(), images_NCHW, kinds_N)

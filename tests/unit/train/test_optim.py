@@ -357,7 +357,8 @@ def test_averages_equal_a_loop_in_numpy():
     expected = {name: model.state_dict()[name].double().numpy().copy() for name in ("weight", "mean")}
     for step in range(40):  # the decay is 0.1, 2/11, ... until it reaches 0.7 at step 20
         model.move()
-        average.update(model, step)
+        average.set_step(step)
+        average.follow()
         decay = min(0.7, (1 + step) / (10 + step))
         for name in expected:
             expected[name] = decay * expected[name] + (1 - decay) * model.state_dict()[name].double().numpy()
@@ -372,16 +373,18 @@ def test_averages_go_on_bit_for_bit_and_leave_the_model_alone(tmp_path: Path):
     average = WeightAverage(model, decay=0.99)
     for step in range(3):
         model.move()
-        average.update(model, step)
+        average.set_step(step)
+        average.follow()
     write_checkpoint(tmp_path, 3, average.state_dict())
     found = read_newest(tmp_path)
     assert found is not None
-    again = WeightAverage(Counting(), decay=0.99)
+    again = WeightAverage(model, decay=0.99)
     again.load_state_dict(found[1])
     before = fingerprint(model.state_dict())
     for step in range(3, 6):
-        average.update(model, step)
-        again.update(model, step)
+        for each in (average, again):
+            each.set_step(step)
+            each.follow()
     assert fingerprint(again.state_dict()) == fingerprint(average.state_dict())
     assert fingerprint(model.state_dict()) == before != fingerprint(average.state_dict())
     with pytest.raises(PatchlightError, match="missing"):
