@@ -243,28 +243,42 @@ def convert(state: State, origin: Origin) -> tuple[State, dict[str, list[str]]]:
 
 def convert_to(state: Mapping[str, Tensor], names: Names) -> State:
     """Our state in another origin's names, the inverse of `convert`."""
-    split = any(".attn.q." in ours for _, ours in names)
+    named = {ours for _, ours in names}
+    joined = {".qkv.": ("q", "k", "v"), ".gate_and_up.": ("gate", "up")}
+    splits = {whole: parts for whole, parts in joined.items() if not any(whole in ours for ours in named)}
     parts: State = {}
     for key, value in state.items():
-        if split and ".attn.qkv." in key:
-            parts |= {
-                key.replace(".qkv.", f".{part}."): piece for part, piece in zip("qkv", value.chunk(3), strict=True)
-            }
-        else:
+        whole = next((whole for whole in splits if whole in key), None)
+        if whole is None:
             parts[key] = value
+        else:
+            pieces = zip(splits[whole], value.chunk(len(splits[whole])), strict=True)
+            parts |= {key.replace(whole, f".{part}."): piece for part, piece in pieces}
     return _rename(parts, [(ours, theirs) for theirs, ours in names])
 
 
-def reorder_rope(state: State, config: ViTConfig) -> State:
+def refuse(layout: str, config: Any, because: str = "", **needed: Any) -> None:
+    """Raise where the config has something that the other library's model has not."""
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise PatchlightError(
+                f"{name}={getattr(config, name)!r}{because and ' with ' + because} cannot be written with "
+                f"layout={layout!r}, whose model has {value!r}; use layout='patchlight'"
+            )
+
+
+def reorder_rope(state: State, config: ViTConfig, *, back: bool = False) -> State:
     """timm's RoPE turns neighbouring numbers, ours turns halves; and it may turn by columns first, ours by rows.
 
     Which pair of a head's numbers is turned by which angle is a matter of order alone, and the products of queries
-    and keys do not change when both are reordered alike: so the weights are reordered, not the model.
+    and keys do not change when both are reordered alike: so the weights are reordered, not the model. `back` puts our
+    order into theirs.
     """
     pairs = torch.arange(config.head_width).view(2, config.head_width // 4, 2)  # axis, frequency, member of the pair
     if config.position == "rope2d" and config.rope_grid is None:  # with it (EVA-02), rows come first there too
         pairs = pairs.flip(0)
     order = pairs.permute(2, 0, 1).flatten()
+    order = order.argsort() if back else order
 
     def reorder(qkv: Tensor) -> Tensor:
         q, k, v = qkv.unflatten(0, (3, config.num_heads, config.head_width)).unbind(0)

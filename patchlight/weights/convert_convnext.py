@@ -9,7 +9,7 @@ from typing import Any
 
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
-from patchlight.weights.convert import Origin, State, convert_to
+from patchlight.weights.convert import Origin, State, convert_to, refuse
 from patchlight.weights.convert_swin import staged
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
@@ -179,6 +179,10 @@ def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]
 
 def to_timm(config: ConvNeXtConfig, state: State) -> tuple[State, str, dict[str, Any]]:
     """Our state in timm's names, the architecture, and the arguments that make it."""
+    patch = config.patch_size[0]
+    refuse("timm", config, patch_size=(patch, patch), final_norm_eps=config.norm_eps)
+    if len(config.depths) != 4:
+        raise PatchlightError(f"depths={config.depths} cannot be written with layout='timm', which has 4 stages")
     theirs = staged(convert_to(state, TIMM), config, "stages.{}.blocks.{}.", "stages.{}.downsample.", 1)
     return (
         theirs,
@@ -199,6 +203,11 @@ def to_timm(config: ConvNeXtConfig, state: State) -> tuple[State, str, dict[str,
 
 def to_transformers(config: ConvNeXtConfig, state: State) -> tuple[State, dict[str, Any]]:
     """Our state in transformers' names, and its config.json."""
+    side, patch = config.image_size[0], config.patch_size[0]
+    refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch))
+    refuse("transformers", config, kernel_size=7, norm_eps=1e-6, mlp="gelu")
+    if config.grn:
+        refuse("transformers", config, layer_scale=None)
     kind, prefix = ("ConvNextV2", "convnextv2") if config.grn else ("ConvNext", "convnext")
     theirs = convert_to(state, TRANSFORMERS)
     theirs = {key: value.view(1, 1, 1, -1) if ".grn." in key else value for key, value in theirs.items()}

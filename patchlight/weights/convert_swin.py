@@ -16,7 +16,7 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.positions import resample
-from patchlight.weights.convert import Origin, State, convert_to
+from patchlight.weights.convert import Origin, State, convert_to, refuse
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 
@@ -146,7 +146,9 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
         "patch_size": (down, across),
         "depths": tuple(widths.count(each) for each in stages),
         "num_heads": tuple(tables[widths.index(each)][1] for each in stages),
-        "mlp_ratio": _mlp_ratio(stages, [shapes[f"blocks.{widths.index(each)}.mlp.up.weight"][0] for each in stages]),
+        "mlp_ratio": shortest_ratio(
+            stages, [shapes[f"blocks.{widths.index(each)}.mlp.up.weight"][0] for each in stages]
+        ),
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0,
     }
@@ -156,8 +158,8 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
     return told
 
 
-def _mlp_ratio(widths: list[int], hidden: list[int]) -> float:
-    """The shortest decimal that gives every stage its MLP, whose hidden width is rounded down."""
+def shortest_ratio(widths: list[int], hidden: list[int]) -> float:
+    """The shortest decimal that gives every width its MLP, whose hidden layer is rounded down."""
     least = max(map(Fraction, hidden, widths))
     for digits in range(16):
         ratio = math.ceil(least * 10**digits) / 10**digits
@@ -252,6 +254,9 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
 
     Where a stage's grid is smaller than a window, timm's table is, too; it would resample a larger one.
     """
+    patch, window = config.patch_size[0], config.window_size[0]
+    refuse("timm", config, patch_size=(patch, patch), window_size=(window, window))
+    refuse("timm", config, norm_eps=1e-5, uneven_windows="masked")
     windows = _stage_windows(config)
     _check_timm_windows(config, windows)
     tables = {
@@ -293,6 +298,9 @@ def _check_timm_windows(config: SwinConfig, windows: list[Size]) -> None:
 
 def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, Any]]:
     """Our state in transformers' names, and its config.json."""
+    side, patch, window = config.image_size[0], config.patch_size[0], config.window_size[0]
+    refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch), window_size=(window, window))
+    refuse("transformers", config, norm_eps=1e-5, uneven_windows="plain")
     theirs = convert_to(state, TRANSFORMERS_OLD)
     theirs = staged(theirs, config, "encoder.layers.{}.blocks.{}.", "encoder.layers.{}.downsample.", 0)
     if config.num_classes:

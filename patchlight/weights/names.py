@@ -5,8 +5,6 @@ The first row that matches a key renames it. Read from right to left, the same t
 Names of ours that end in `attn.q`, `attn.k` and `attn.v` are the three parts of `attn.qkv`.
 """
 
-import re
-
 Names = tuple[tuple[str, str], ...]
 
 OURS: Names = (
@@ -42,6 +40,7 @@ TIMM: Names = (
     ("blocks.{}.attn.qkv.", "blocks.{}.attn.qkv."),
     ("blocks.{}.attn.q_norm.", "blocks.{}.attn.q_norm."),
     ("blocks.{}.attn.k_norm.", "blocks.{}.attn.k_norm."),
+    ("blocks.{}.attn.norm.", "blocks.{}.attn.norm."),
     ("blocks.{}.attn.rel_pos.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
     ("blocks.{}.attn.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),  # BEiT
     ("blocks.{}.attn.rel_pos.mlp.fc1.", "blocks.{}.attn.relative_bias.hidden."),
@@ -55,6 +54,7 @@ TIMM: Names = (
     ("blocks.{}.norm2.", "blocks.{}.norm2."),
     ("blocks.{}.mlp.fc1.", "blocks.{}.mlp.up."),
     ("blocks.{}.mlp.fc2.", "blocks.{}.mlp.down."),
+    ("blocks.{}.mlp.norm.", "blocks.{}.mlp.norm."),
     ("blocks.{}.mlp.w12.", "blocks.{}.mlp.gate_and_up."),  # DINOv2's gated MLP
     ("blocks.{}.mlp.w1.", "blocks.{}.mlp.gate."),  # DINOv3's gated MLP
     ("blocks.{}.mlp.w2.", "blocks.{}.mlp.up."),
@@ -75,8 +75,6 @@ EVA: Names = (
     ("blocks.{}.attn.q_proj.", "blocks.{}.attn.q."),
     ("blocks.{}.attn.k_proj.", "blocks.{}.attn.k."),
     ("blocks.{}.attn.v_proj.", "blocks.{}.attn.v."),
-    ("blocks.{}.attn.norm.", "blocks.{}.attn.norm."),
-    ("blocks.{}.mlp.norm.", "blocks.{}.mlp.norm."),
 )
 
 # The ResNet in front of timm's hybrids; with no stages it has no stem, but is one.
@@ -146,13 +144,6 @@ BEIT: Names = (
         "layers.{}.attention.attention.relative_position_bias.relative_position_bias_table",  # before transformers 5
         "blocks.{}.attn.relative_bias.table",
     ),
-)
-
-# The naming of transformers 4, which 5 reads as well; what we write.
-TRANSFORMERS_OLD: Names = tuple(
-    (theirs.replace("layers.{}.", "encoder.layer.{}."), ours)
-    for theirs, ours in TRANSFORMERS
-    if not re.search(r"_proj\.|\.mlp\.|\.norm\d|^norm|patch_embeddings\.$", theirs)
 )
 
 TRANSFORMERS_CLIP: Names = (

@@ -7,19 +7,17 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.families import ConvNeXtConfig, ModelConfig, SwinConfig, encoder_in_words
+from patchlight.families import ModelConfig, SwinConfig, encoder_in_words, token_width
 from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.weights import convert_convnext, convert_swin
-from patchlight.weights.convert import State, convert_to
+from patchlight.weights.convert import State
 from patchlight.weights.load import VERSION, Loaded
-from patchlight.weights.names import TIMM, TRANSFORMERS_OLD
-
-TRANSFORMERS_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
+from patchlight.weights.vit_to_timm import to_timm
+from patchlight.weights.vit_to_transformers import to_transformers
 
 
 def save(
@@ -54,10 +52,10 @@ def save(
         raise PatchlightError("labels should be a list of names, one a class")
     if labels is not None and len(labels) != vit.config.num_classes:
         raise PatchlightError(f"{len(labels)} labels were given for {vit.config.num_classes} classes")
-    config = vit.config
-    state, outer = (
-        _LAYOUTS[layout](config, vit.state_dict(), preprocess) if layout != "patchlight" else (vit.state_dict(), {})
-    )
+    config, state = vit.config, vit.state_dict()
+    outer: dict[str, Any] = {}
+    if layout != "patchlight":
+        config, state, outer = _LAYOUTS[layout](config, state, preprocess)
     own = {
         "version": VERSION,
         "model": config.to_dict(),
@@ -108,116 +106,46 @@ def _json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def _refuse(layout: str, config: ModelConfig, **needed: Any) -> None:
-    """Raise where the config has something that the other library's model has not."""
-    for name, value in needed.items():
-        if getattr(config, name) != value:
-            raise PatchlightError(
-                f"{name}={getattr(config, name)!r} cannot be written with layout={layout!r}, whose model has "
-                f"{value!r}; use layout='patchlight'"
-            )
+Written = tuple[ModelConfig, State, dict[str, Any]]
+"""The config of what is written, its state in their names, and their config.json."""
 
 
-def _to_transformers(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
-    if not isinstance(config, ViTConfig):
-        return _staged_to_transformers(config, state)
-    _refuse(
-        "transformers",
+def _to_transformers(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> Written:
+    if isinstance(config, ViTConfig):
+        return to_transformers(config, state)
+    if isinstance(config, SwinConfig):
+        return config, *convert_swin.to_transformers(config, state)
+    return config, *convert_convnext.to_transformers(config, state)
+
+
+def _to_timm(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> Written:
+    first, head = "patch_embed.proj", "head"
+    if isinstance(config, ViTConfig):
+        config, theirs, architecture, arguments = to_timm(config, state)
+        if config.resnet is not None:
+            first = f"patch_embed.backbone.{'stem.' if config.resnet else ''}conv"
+    elif isinstance(config, SwinConfig):
+        (theirs, architecture, arguments), head = convert_swin.to_timm(config, state), "head.fc"
+    else:
+        (theirs, architecture, arguments), first, head = convert_convnext.to_timm(config, state), "stem.0", "head.fc"
+    distilled = isinstance(config, ViTConfig) and config.distill_token
+    return (
         config,
-        stem="patchify",
-        position="learned",
-        prefix_positions="all",
-        class_token=True,
-        distill_token=False,
-        num_registers=0,
-        qk_norm=False,
-        embed_norm=False,
-        layer_scale=None,
-        patch_bias=True,
-        resnet=None,
-        block_norm="before",
-        inner_norm="none",
-        pooling="cls",
-        final_norm="tokens",
-        head_hidden=0,
+        theirs,
+        {
+            "architecture": architecture,
+            "num_classes": config.num_classes,
+            "num_features": token_width(config),
+            "global_pool": arguments.get("global_pool", "avg"),
+            "model_args": arguments,
+            "pretrained_cfg": _pretrained_cfg(config, preprocess)
+            | {"first_conv": first, "classifier": [head, "head_dist"] if distilled else head},
+        },
     )
-    if config.mlp not in TRANSFORMERS_ACTIVATIONS:
-        _refuse("transformers", config, mlp="gelu")
-    theirs = _with_batch_axis(
-        convert_to(state, TRANSFORMERS_OLD), ("embeddings.cls_token", "embeddings.position_embeddings")
-    )
-    if config.num_classes:
-        theirs = {key if key.startswith("classifier.") else f"vit.{key}": value for key, value in theirs.items()}
-    return theirs, {
-        "model_type": "vit",
-        "architectures": ["ViTForImageClassification" if config.num_classes else "ViTModel"],
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.mlp_width,
-        "hidden_act": TRANSFORMERS_ACTIVATIONS[config.mlp],
-        "layer_norm_eps": config.norm_eps,
-        "image_size": _one_or_two(config.image_size),
-        "patch_size": _one_or_two(config.patch_size),
-        "num_channels": config.in_channels,
-        "qkv_bias": config.qkv_bias,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        **({"num_labels": config.num_classes} if config.num_classes else {}),
-    }
 
 
-def _to_timm(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> tuple[State, dict[str, Any]]:
-    if not isinstance(config, ViTConfig):
-        return _staged_to_timm(config, state, preprocess)
-    _refuse("timm", config, position="learned", head_hidden=0, distill_token=False)
-    _refuse("timm", config, stem="patchify", resnet=None, block_norm="before", inner_norm="none")
-    if config.mlp == "swiglu":
-        _refuse("timm", config, mlp="gelu")
-    if config.prefix_positions == "class" and config.num_registers:
-        _refuse("timm", config, prefix_positions="all")
-    if config.pooling == "cls_mean":
-        _refuse("timm", config, pooling="cls")
-    if config.norm_eps not in (1e-6, 1e-5):
-        _refuse("timm", config, norm_eps=1e-6)
-    if config.patch_bias == config.embed_norm:  # timm ties the two
-        _refuse("timm", config, patch_bias=not config.embed_norm)
-    names = tuple(row for row in TIMM if row[0] != ("norm." if config.final_norm == "pooled" else "fc_norm."))
-    theirs = _with_batch_axis(convert_to(state, names), ("cls_token", "reg_token", "pos_embed", "attn_pool.latent"))
-    pooling = {"cls": "token", "mean": "avg", "attention": "map"}[config.pooling]
-    arguments = {
-        "img_size": list(config.image_size),
-        "patch_size": list(config.patch_size),
-        "in_chans": config.in_channels,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.num_heads,
-        "mlp_ratio": config.mlp_width / config.width,
-        "qkv_bias": config.qkv_bias,
-        "qk_norm": config.qk_norm,
-        "init_values": config.layer_scale,
-        "class_token": config.class_token,
-        "reg_tokens": config.num_registers,
-        "no_embed_class": config.prefix_positions == "none",
-        "pre_norm": config.embed_norm,
-        "fc_norm": config.final_norm == "pooled",
-        "global_pool": pooling,
-        "act_layer": config.mlp,  # timm's names for these are ours
-    }
-    if config.norm_eps == 1e-5:
-        arguments["norm_layer"] = "layernorm"
-    return theirs, {
-        "architecture": "vit_base_patch16_224",
-        "num_classes": config.num_classes,
-        "num_features": config.width,
-        "global_pool": pooling,
-        "model_args": arguments,
-        "pretrained_cfg": _pretrained_cfg(config, preprocess, first_conv="patch_embed.proj", classifier="head"),
-    }
-
-
-def _pretrained_cfg(config: ModelConfig, preprocess: PreprocessConfig, **layers: str) -> dict[str, Any]:
-    """How timm prepares photos, and which layers are the first and the last."""
+def _pretrained_cfg(config: ModelConfig, preprocess: PreprocessConfig) -> dict[str, Any]:
+    """How timm prepares photos."""
     if preprocess.resize == "none":
         raise PatchlightError("preprocessing with resize='none' cannot be written with layout='timm'")
     height, width = preprocess.image_size
@@ -229,56 +157,10 @@ def _pretrained_cfg(config: ModelConfig, preprocess: PreprocessConfig, **layers:
         "crop_mode": {"shortest": "center"}.get(preprocess.resize, preprocess.resize),
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
-        **layers,
     }
-
-
-def _staged_to_timm(
-    config: SwinConfig | ConvNeXtConfig, state: State, preprocess: PreprocessConfig
-) -> tuple[State, dict[str, Any]]:
-    patch = config.patch_size[0]
-    _refuse("timm", config, patch_size=(patch, patch))
-    if isinstance(config, SwinConfig):
-        window = config.window_size[0]
-        _refuse("timm", config, window_size=(window, window), norm_eps=1e-5, uneven_windows="masked")
-        (theirs, name, arguments), first = convert_swin.to_timm(config, state), "patch_embed.proj"
-    else:
-        _refuse("timm", config, final_norm_eps=config.norm_eps)
-        if len(config.depths) != 4:
-            raise PatchlightError(f"depths={config.depths} cannot be written with layout='timm', which has 4 stages")
-        (theirs, name, arguments), first = convert_convnext.to_timm(config, state), "stem.0"
-    return theirs, {
-        "architecture": name,
-        "num_classes": config.num_classes,
-        "num_features": config.feature_width,
-        "global_pool": "avg",
-        "model_args": arguments,
-        "pretrained_cfg": _pretrained_cfg(config, preprocess, first_conv=first, classifier="head.fc"),
-    }
-
-
-def _staged_to_transformers(config: SwinConfig | ConvNeXtConfig, state: State) -> tuple[State, dict[str, Any]]:
-    side, patch = config.image_size[0], config.patch_size[0]
-    _refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch))
-    if isinstance(config, SwinConfig):
-        window = config.window_size[0]
-        _refuse("transformers", config, window_size=(window, window), norm_eps=1e-5, uneven_windows="plain")
-        return convert_swin.to_transformers(config, state)
-    _refuse("transformers", config, kernel_size=7, norm_eps=1e-6, mlp="gelu")
-    if config.grn:
-        _refuse("transformers", config, layer_scale=None)
-    return convert_convnext.to_transformers(config, state)
 
 
 _LAYOUTS = {"transformers": _to_transformers, "timm": _to_timm}
-
-
-def _with_batch_axis(state: State, keys: tuple[str, ...]) -> dict[str, Tensor]:
-    return {key: value[None] if key in keys else value for key, value in state.items()}
-
-
-def _one_or_two(size: tuple[int, int]) -> int | list[int]:
-    return size[0] if size[0] == size[1] else list(size)
 
 
 def _transformers_preprocessor(preprocess: PreprocessConfig) -> dict[str, Any]:

@@ -51,66 +51,12 @@ def test_a_saved_model_reloads_bit_for_bit(changes: dict[str, Any], tmp_path: Pa
     assert (again / "config.json").read_text() == (tmp_path / "m" / "config.json").read_text()
 
 
-@pytest.mark.parametrize("size", [(32, 32), (16, 40)])
-@torch.no_grad()
-def test_transformers_reads_what_we_save(size: tuple[int, int], tmp_path: Path) -> None:
+def test_labels_go_into_the_file_that_transformers_reads(tmp_path: Path) -> None:
     transformers = oracles.transformers()
-    model = tiny_vit(image_size=size, mlp="gelu_tanh", norm_eps=1e-5)
-    save(model, tmp_path / "m", layout="transformers", labels=list("abcde"))
-    image = torch.randn(2, 3, *size)
-    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "m").eval()
-    torch.testing.assert_close(theirs(image).logits, model(image), atol=1e-5, rtol=1e-5)
-    assert theirs.config.id2label[2] == "c"
+    save(tiny_vit(), tmp_path / "m", layout="transformers", labels=list("abcde"))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path / "m")
+    assert theirs.id2label[2] == "c"
     assert load(tmp_path / "m").labels == tuple("abcde")
-    save(tiny_vit(num_classes=0), tmp_path / "headless", layout="transformers")
-    theirs = transformers.ViTModel.from_pretrained(tmp_path / "headless", add_pooling_layer=False).eval()
-    torch.testing.assert_close(
-        theirs(IMAGE).last_hidden_state, tiny_vit(num_classes=0).tokens(IMAGE), atol=1e-5, rtol=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"image_size": (16, 40)},
-        {"num_registers": 2, "layer_scale": 0.1, "qk_norm": True, "mlp": "quick_gelu"},
-        {"class_token": False, "pooling": "mean", "final_norm": "pooled", "prefix_positions": "none"},
-        {"embed_norm": True, "patch_bias": False, "norm_eps": 1e-5, "in_channels": 1},
-        {"num_classes": 0},
-        {"class_token": False, "pooling": "attention"},
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_timm_reads_what_we_save(changes: dict[str, Any], tmp_path: Path) -> None:
-    timm = oracles.timm()
-    model = tiny_vit(**changes)
-    save(model, tmp_path / "m", layout="timm")
-    theirs = timm.create_model(f"local-dir:{tmp_path / 'm'}", pretrained=True).eval()
-    image = torch.randn(2, model.config.in_channels, *model.config.image_size)
-    torch.testing.assert_close(theirs(image), model(image), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(load(tmp_path / "m").model(image), model(image), rtol=0, atol=last_digits(model))
-
-
-@pytest.mark.parametrize(
-    ("layout", "changes", "message"),
-    [
-        ("transformers", {"num_registers": 1}, "num_registers=1 cannot be written with layout='transformers'"),
-        ("transformers", {"mlp": "swiglu"}, "mlp='swiglu' cannot be written"),
-        ("timm", {"position": "rope2d"}, "position='rope2d' cannot be written with layout='timm'"),
-        ("timm", {"norm_eps": 1e-3}, "norm_eps=0.001 cannot be written"),
-        ("timm", {"block_norm": "after"}, "block_norm='after' cannot be written"),
-        ("timm", {"resnet": ()}, r"resnet=\(\) cannot be written"),
-        ("transformers", {"inner_norm": "mlp"}, "inner_norm='mlp' cannot be written"),
-    ],
-)
-def test_what_another_library_does_not_have_raises(
-    layout: Any, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PatchlightError, match=message):
-        save(tiny_vit(**changes), tmp_path / "m", layout=layout)
-    assert not (tmp_path / "m").exists()
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
