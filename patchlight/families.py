@@ -109,7 +109,8 @@ class _Staged(JsonConfig):
 class SwinConfig(_Staged):
     """A Swin Transformer (Liu et al. 2021, arXiv:2103.14030): attention in windows that are shifted every other block.
 
-    It takes images of any size. Each stage is twice as wide as the one before it.
+    It takes images of any size. Each stage is twice as wide as the one before it. With `v2` it is the second version
+    (arXiv:2111.09883).
     """
 
     architecture = "swin"
@@ -127,6 +128,12 @@ class SwinConfig(_Staged):
     # the padding as well, and nothing is shifted if the shorter axis fits into a window. (timm, at such sizes only,
     # shifts before it pads, so that patches from opposite edges attend to each other; that we do not follow.)
     uneven_windows: Literal["masked", "plain"] = "masked"
+    # Swin V2: attention by the angle between queries and keys, positions as an MLP over the offsets' logarithms, and
+    # norms after each branch in place of before it.
+    v2: bool = False
+    # Windows, as sides of squares in each stage, that its offsets are measured by: those that the weights were trained
+    # with, if the model has others now. None: the windows that each stage has at `image_size`.
+    measuring_windows: tuple[int, ...] | None = None
     mlp_ratio: float = 4.0  # the MLP's hidden layer, in widths of its stage
     qkv_bias: bool = True
     norm_eps: float = 1e-5
@@ -135,6 +142,12 @@ class SwinConfig(_Staged):
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
 
     def __post_init__(self) -> None:
+        if isinstance(self.measuring_windows, list):
+            object.__setattr__(self, "measuring_windows", tuple(self.measuring_windows))
+        require(
+            self.measuring_windows is None or (self.v2 and len(self.measuring_windows) == len(self.depths)),
+            f"measuring_windows={self.measuring_windows} goes with v2=True, one number a stage",
+        )
         self._check(
             pairs=("image_size", "patch_size", "window_size"),
             stages=("depths", "num_heads"),
@@ -145,6 +158,17 @@ class SwinConfig(_Staged):
         require(
             min(self.mlp_widths) > 0, f"mlp_ratio={self.mlp_ratio} leaves nothing of the MLP at a width of {self.width}"
         )
+
+    def stage_windows(self) -> list[Size]:
+        """The windows of each stage at `image_size`: no larger than the stage's grid."""
+        down, across = self.window_size
+        return [(min(h, down), min(w, across)) for h, w in self.stage_grids(self.image_size)]
+
+    def measuring_window(self, stage: int) -> Size:
+        """The window that Swin V2 measures offsets by in a stage."""
+        if self.measuring_windows is None:
+            return self.stage_windows()[stage]
+        return self.measuring_windows[stage], self.measuring_windows[stage]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -314,7 +338,8 @@ def encoder_in_words(config: ModelConfig) -> str:
     stages = ", ".join(f"{depth} x {width}" for depth, width in zip(config.depths, config.widths, strict=True))
     if isinstance(config, SwinConfig):
         down, across = config.window_size
-        return f"Swin, stages of {stages} (blocks x width), windows of {down} x {across} patches"
+        second = " V2" if config.v2 else ""
+        return f"Swin{second}, stages of {stages} (blocks x width), windows of {down} x {across} patches"
     second = " V2" if config.grn else ""
     return f"ConvNeXt{second}, stages of {stages} (blocks x width), kernels of {config.kernel_size}"
 

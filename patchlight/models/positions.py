@@ -121,13 +121,20 @@ def rotate(x_BANE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).transpose(1, 2)
 
 
-def log_offsets(grid: Size, device: torch.device | None = None) -> Tensor:
-    """The offsets (down, across) between patches in the order of a relative table, spaced by logarithms: (T, 2)."""
+def log_offsets(grid: Size, device: torch.device | None = None, *, measure: Size | None = None) -> Tensor:
+    """The offsets (down, across) between patches in the order of a relative table, spaced by logarithms: (T, 2).
+
+    With `measure`, offsets are first counted in eighths of the farthest on a grid of that size, whose logarithm is then
+    about 1 (Swin V2).
+    """
     height, width = grid
     down = torch.arange(1 - height, height, device=device, dtype=torch.float32).repeat_interleave(2 * width - 1)
     across = torch.arange(1 - width, width, device=device, dtype=torch.float32).repeat(2 * height - 1)
+    if measure is not None:
+        down, across = 8 * down / max(1, measure[0] - 1), 8 * across / max(1, measure[1] - 1)
     offsets_T2 = torch.stack([down, across], 1)
-    return offsets_T2.sign() * offsets_T2.abs().log1p()
+    logarithms_T2 = offsets_T2.sign() * offsets_T2.abs().log1p()
+    return logarithms_T2 if measure is None else logarithms_T2 / math.log(8)
 
 
 def relative_index(

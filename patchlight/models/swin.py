@@ -6,10 +6,15 @@ windows by half their size, so that what lies on two sides of a border meets. Be
 patch of twice the width. In the end the patches' mean is classified.
 
 Shapes are in the names: B batch, C colour, H W pixels, h w patch grid, D width, W windows of an image, n patches of a
-window, A heads, E = D / A, F MLP hidden, K classes. Images of any size are welcome: grids are padded right and below to
-whole windows, and whose neighbours are none (padding, or the far side of a shifted image) are masked.
+window, A heads, E = D / A, F MLP hidden, K classes, T offsets in a window. Images of any size are welcome: grids are
+padded right and below to whole windows, and whose neighbours are none (padding, or the far side of a shifted image) are
+masked.
+
+Swin V2 (arXiv:2111.09883) trains steadily at greater sizes: what a branch adds is normed, queries and keys meet by the
+angle between them, and positions are told by an MLP that knows every window.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +29,7 @@ from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.pooling import check_pooling
-from patchlight.models.positions import relative_index
+from patchlight.models.positions import log_offsets, relative_index
 from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import check_image
 
@@ -135,20 +140,61 @@ class RelativeBias(nn.Module):
         return self.table[index_nn].permute(2, 0, 1)
 
 
+class ContinuousBias(nn.Module):
+    """The same as an MLP over the logarithms of the offsets, between 0 and 16 (Swin V2)."""
+
+    HIDDEN = 512
+
+    def __init__(self, window: Size, measure: Size, num_heads: int) -> None:
+        super().__init__()
+        self.window, self.measure = window, measure
+        self.hidden = nn.Linear(2, self.HIDDEN)
+        self.out = nn.Linear(self.HIDDEN, num_heads, bias=False)
+
+    def forward(self, index_nn: Tensor) -> Tensor:
+        """bias_Ann"""
+        offsets_T2 = log_offsets(self.window, index_nn.device, measure=self.measure).to(self.hidden.weight.dtype)
+        table_TA = self.out(self.hidden(offsets_T2).relu())
+        return 16 * table_TA[index_nn].permute(2, 0, 1).sigmoid()
+
+
+class CosineScale(nn.Module):
+    """How sharply each head of Swin V2 tells directions apart: a learned factor on cosines, of at most 100."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.logarithm = nn.Parameter(torch.empty(num_heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.logarithm, math.log(10))
+
+    def forward(self, q_BWAnE: Tensor, k_BWAnE: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products, divided by sqrt(E) as in all attention, are the scaled cosines."""
+        scale_A11 = self.logarithm.float().clamp(max=math.log(100)).exp()[:, None, None] * q_BWAnE.shape[-1] ** 0.5
+        return F.normalize(q_BWAnE, dim=-1) * scale_A11.to(q_BWAnE.dtype), F.normalize(k_BWAnE, dim=-1)
+
+
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside each window, on fused kernels; `heads` shows what it did."""
 
-    def __init__(self, config: SwinConfig, width: int, num_heads: int) -> None:
+    def __init__(self, config: SwinConfig, stage: int) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        width, self.num_heads = config.widths[stage], config.num_heads[stage]
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        self.relative_bias = RelativeBias(config.window_size, num_heads)
+        self.cosine_scale = CosineScale(self.num_heads) if config.v2 else None
+        self.relative_bias = (
+            ContinuousBias(config.window_size, config.measuring_window(stage), self.num_heads)
+            if config.v2
+            else RelativeBias(config.window_size, self.num_heads)
+        )
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BWnD: Tensor, windows: Windows, heads: list[WindowHeads] | None = None) -> Tensor:
         """The patches' answers, x_BWnD; what the heads did is added to the list, where one is given."""
         qkv_BWn3AE = self.qkv(x_BWnD).unflatten(3, (3, self.num_heads, -1))
         q_BWAnE, k_BWAnE, v_BWAnE = qkv_BWn3AE.permute(3, 0, 1, 4, 2, 5).unbind(0)
+        if self.cosine_scale is not None:
+            q_BWAnE, k_BWAnE = self.cosine_scale(q_BWAnE, k_BWAnE)
         bias_WAnn = self.relative_bias(windows.index_nn).to(q_BWAnE.dtype)[None]
         if windows.mask_Wnn is None:
             # All windows are alike, as so many images: the bias is the same for all.
@@ -178,19 +224,24 @@ class MLP(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Attention in windows, then MLP, each on the normed patches and added to what came in."""
+    """Attention in windows, then MLP, each on the normed patches (or normed itself) and added to what came in."""
 
     def __init__(self, config: SwinConfig, stage: int, drop_path: float) -> None:
         super().__init__()
         width = config.widths[stage]
+        self.norms_after = config.v2
         self.norm1 = nn.LayerNorm(width, config.norm_eps)
-        self.attn = WindowAttention(config, width, config.num_heads[stage])
+        self.attn = WindowAttention(config, stage)
         self.residual1 = Residual(drop_path, drops=config.drop_path > 0)
         self.norm2 = nn.LayerNorm(width, config.norm_eps)
         self.mlp = MLP(width, config.mlp_widths[stage])
         self.residual2 = Residual(drop_path, drops=config.drop_path > 0)
 
     def forward(self, x_BhwD: Tensor, windows: Windows, heads: list[WindowHeads] | None = None) -> Tensor:
+        if self.norms_after:
+            attended_BWnD = self.attn(windows.split(x_BhwD), windows, heads)
+            x_BhwD = self.residual1(x_BhwD, self.norm1(windows.join(attended_BWnD)))
+            return self.residual2(x_BhwD, self.norm2(self.mlp(x_BhwD)))
         attended_BWnD = self.attn(windows.split(self.norm1(x_BhwD)), windows, heads)
         x_BhwD = self.residual1(x_BhwD, windows.join(attended_BWnD))
         return self.residual2(x_BhwD, self.mlp(self.norm2(x_BhwD)))
@@ -201,13 +252,15 @@ class PatchMerge(nn.Module):
 
     def __init__(self, config: SwinConfig, width: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * width, config.norm_eps)
+        self.norms_after = config.v2
+        self.norm = nn.LayerNorm(2 * width if config.v2 else 4 * width, config.norm_eps)
         self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
 
     def forward(self, x_BhwD: Tensor) -> Tensor:
         x_BhwD = F.pad(x_BhwD, (0, 0, 0, x_BhwD.shape[2] % 2, 0, x_BhwD.shape[1] % 2))
         x = x_BhwD.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))  # B, h / 2, down, w / 2, across, D
-        return self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
+        x_hwD = x.permute(0, 1, 3, 4, 2, 5).flatten(3)
+        return self.norm(self.reduction(x_hwD)) if self.norms_after else self.reduction(self.norm(x_hwD))
 
 
 class PatchEmbed(nn.Module):
@@ -286,5 +339,8 @@ class Swin(nn.Module):
         return block(x_BhwD, windows)
 
     def init_weights(self) -> None:
-        """Draw fresh weights, see `fresh.init_weights`."""
+        """Draw fresh weights, see `fresh.init_weights`; in Swin V2 branches start by adding nothing."""
         init_weights(self)
+        for name, parameter in self.blocks.named_parameters():
+            if self.config.v2 and name.endswith((".norm1.weight", ".norm2.weight")):
+                nn.init.zeros_(parameter)

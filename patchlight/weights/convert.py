@@ -57,15 +57,20 @@ def _prepare_timm(state: State) -> State:
         mask, bias = prepared.pop(key), key.removesuffix("_mask")
         # The mask is zero (or, before it was set, NaN) for keys, which are used without a bias.
         prepared[bias] = torch.where(mask == 1, prepared[bias], torch.zeros_like(prepared[bias]))
-    for key in [key for key in prepared if key.endswith(".attn.q_bias")]:
-        q_bias, v_bias = prepared.pop(key), prepared.pop(key.replace("q_bias", "v_bias"))
-        prepared[key.replace("q_bias", "qkv.bias")] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
+    join_biases(prepared)
     if "rope.freqs" in prepared:  # the columns' and the rows' frequencies of all blocks
         for number, across_down in enumerate(prepared.pop("rope.freqs").unbind(1)):
             prepared[f"blocks.{number}.attn.rope.frequencies"] = across_down.flip(0).contiguous()
     for shared in ("rel_pos_bias.", "shared_rel_pos."):
         _give_to_blocks(prepared, shared, "blocks.{}.attn.rel_pos.")
     return prepared
+
+
+def join_biases(state: State) -> None:
+    """One bias for all three, where those of queries and values are kept apart and keys have none (BEiT, EVA)."""
+    for key in [key for key in state if key.endswith(".attn.q_bias")]:
+        q_bias, v_bias = state.pop(key), state.pop(key.replace("q_bias", "v_bias"))
+        state[key.replace("q_bias", "qkv.bias")] = torch.cat([q_bias, torch.zeros_like(q_bias), v_bias])
 
 
 def _give_to_blocks(state: State, shared: str, name: str) -> None:

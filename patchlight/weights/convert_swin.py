@@ -16,7 +16,7 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.positions import resample
-from patchlight.weights.convert import Origin, State, convert_to, refuse
+from patchlight.weights.convert import Origin, State, convert_to, join_biases, refuse
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 
@@ -36,6 +36,9 @@ TIMM: Names = (
     ("blocks.{}.attn.qkv.", "blocks.{}.attn.qkv."),
     ("blocks.{}.attn.proj.", "blocks.{}.attn.out."),
     ("blocks.{}.attn.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
+    ("blocks.{}.attn.cpb_mlp.0.", "blocks.{}.attn.relative_bias.hidden."),  # these three of Swin V2
+    ("blocks.{}.attn.cpb_mlp.2.", "blocks.{}.attn.relative_bias.out."),
+    ("blocks.{}.attn.logit_scale", "blocks.{}.attn.cosine_scale.logarithm"),
     ("blocks.{}.mlp.fc1.", "blocks.{}.mlp.up."),
     ("blocks.{}.mlp.fc2.", "blocks.{}.mlp.down."),
 )
@@ -53,6 +56,9 @@ TRANSFORMERS_OLD: Names = (
     ("blocks.{}.attention.self.key.", "blocks.{}.attn.k."),
     ("blocks.{}.attention.self.value.", "blocks.{}.attn.v."),
     ("blocks.{}.attention.self.relative_position_bias_table", "blocks.{}.attn.relative_bias.table"),
+    ("blocks.{}.attention.self.continuous_position_bias_mlp.0.", "blocks.{}.attn.relative_bias.hidden."),
+    ("blocks.{}.attention.self.continuous_position_bias_mlp.2.", "blocks.{}.attn.relative_bias.out."),
+    ("blocks.{}.attention.self.logit_scale", "blocks.{}.attn.cosine_scale.logarithm"),
     ("blocks.{}.attention.output.dense.", "blocks.{}.attn.out."),
     ("blocks.{}.intermediate.dense.", "blocks.{}.mlp.up."),
     ("blocks.{}.output.dense.", "blocks.{}.mlp.down."),
@@ -90,11 +96,15 @@ def _prepare(state: State) -> State:
             return f"merges.{int(match[1]) - (not after)}.{key[match.end() :]}"
         return key
 
-    return {rename(key): value for key, value in state.items()}
+    prepared = {rename(key): value for key, value in state.items()}
+    for key in [key for key in prepared if key.endswith(".logit_scale")]:
+        prepared[key] = prepared[key].flatten()
+    join_biases(prepared)
+    return prepared
 
 
 _LEFT_OUT = (
-    (r"relative_position_index$|attn_mask$", "a table that is computed"),
+    (r"relative_position_index$|relative_coords_table$|attn_mask$", "a table that is computed"),
     (r"^(embeddings\.)?mask_token$", "the mask token of pre-training"),
 )
 
@@ -106,12 +116,21 @@ ORIGINS: tuple[Origin, ...] = (
         names=OURS,
     ),
     Origin(
-        name="timm",
+        name="patchlight",
         architecture="swin",
-        marks=("patch_embed.proj.weight", "layers.0.blocks.0.attn.relative_position_bias_table"),
-        names=TIMM,
-        left_out=_LEFT_OUT,
-        prepare=_prepare,
+        marks=("patch_embed.norm.weight", "blocks.0.attn.cosine_scale.logarithm"),
+        names=OURS,
+    ),
+    *(
+        Origin(
+            name="timm",
+            architecture="swin",
+            marks=("patch_embed.proj.weight", f"layers.0.blocks.0.attn.{mark}"),
+            names=TIMM,
+            left_out=_LEFT_OUT,
+            prepare=_prepare,
+        )
+        for mark in ("relative_position_bias_table", "cpb_mlp.0.weight")
     ),
     *(
         Origin(
@@ -126,6 +145,7 @@ ORIGINS: tuple[Origin, ...] = (
         for table in (
             "self.relative_position_bias_table",
             "relative_position_bias.relative_position_bias_table",
+            "self.logit_scale",
         )
     ),
 )
@@ -139,21 +159,22 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
     stages = [width * 2**stage for stage in range(len(set(widths)))]
     if widths != sorted(widths) or stages != sorted(set(widths)):
         raise CheckpointError(f"{source}: its blocks are {widths} wide; those of a Swin double from stage to stage")
-    tables = [shapes[f"blocks.{n}.attn.relative_bias.table"] for n in range(depth)]
+    v2 = "blocks.0.attn.cosine_scale.logarithm" in shapes
+    biases = [shapes[f"blocks.{n}.attn.relative_bias.{'out.weight' if v2 else 'table'}"] for n in range(depth)]
     told: dict[str, Any] = {
         "width": width,
         "in_channels": channels,
         "patch_size": (down, across),
         "depths": tuple(widths.count(each) for each in stages),
-        "num_heads": tuple(tables[widths.index(each)][1] for each in stages),
+        "num_heads": tuple(biases[widths.index(each)][0 if v2 else 1] for each in stages),
+        "v2": v2,
         "mlp_ratio": shortest_ratio(
             stages, [shapes[f"blocks.{widths.index(each)}.mlp.up.weight"][0] for each in stages]
         ),
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "num_classes": shapes["head.weight"][0] if "head.weight" in shapes else 0,
     }
-    largest = max(rows for rows, _ in tables)
-    if (side := _side(largest)) is not None:
+    if not v2 and (side := _side(max(rows for rows, _ in biases))) is not None:
         told["window_size"] = (side, side)
     return told
 
@@ -175,7 +196,7 @@ def _side(rows: int) -> int | None:
 
 
 # Settings that tensors decide, so that nothing else may contradict them.
-FIRM = frozenset({"width", "depths", "num_heads", "patch_size", "in_channels"})
+FIRM = frozenset({"width", "depths", "num_heads", "patch_size", "in_channels", "v2"})
 
 
 def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[str], source: str) -> None:
@@ -187,7 +208,7 @@ def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[s
     for key in [key for key in state if key.endswith(".relative_bias.table")]:
         table, window = state[key], own.window_size
         if len(table) != _rows(window):
-            small = _stage_windows(own)[own.stage_of(int(key.split(".")[1]))]
+            small = own.stage_windows()[own.stage_of(int(key.split(".")[1]))]
             if len(table) != _rows(small):
                 raise CheckpointError(
                     f"{source}: {key} has {len(table)} rows, where windows of {window[0]}x{window[1]} have "
@@ -199,19 +220,13 @@ def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[s
             old, new = ((2 * down - 1, 2 * across - 1) for down, across in (window, config.window_size))
             table = resample(table, old, new, "antialiased")
         state[key] = table
-    if config.window_size != own.window_size:
+    if config.window_size != own.window_size and not own.v2:
         sizes = ["x".join(map(str, each.window_size)) for each in (own, config)]
         notes.append(f"resampled relative positions from windows of {sizes[0]} to {sizes[1]}")
 
 
 def _rows(window: Size) -> int:
     return (2 * window[0] - 1) * (2 * window[1] - 1)
-
-
-def _stage_windows(config: SwinConfig) -> list[Size]:
-    """The windows of each stage at the model's image size: no larger than the stage's grid."""
-    down, across = config.window_size
-    return [(min(h, down), min(w, across)) for h, w in config.stage_grids(config.image_size)]
 
 
 def _widened(table: Tensor, small: Size, window: Size) -> Tensor:
@@ -230,7 +245,28 @@ def _narrowed(table: Tensor, window: Size, small: Size) -> Tensor:
 def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes."""
     arguments = config.get("model_args") or {}
-    return {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}
+    name = str(config.get("architecture"))
+    hints = {"v2": name.startswith("swinv2_"), **_from_timms_name(name)}
+    given = {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}
+    given["measuring_windows"] = _measuring(arguments.get("pretrained_window_sizes"))
+    return hints | {name: value for name, value in given.items() if value is not None}
+
+
+def _from_timms_name(name: str) -> dict[str, Any]:
+    """What the name of a Swin V2 says, as `swinv2_base_window12to24_192to384`, and nothing else does."""
+    match = re.match(r"swinv2_\w+_window(\d+)(?:to(\d+))?_(\d+)(?:to(\d+))?", name)
+    if match is None:
+        return {}
+    first, then, side, larger = match.groups()
+    hints: dict[str, Any] = {"window_size": int(then or first), "image_size": int(larger or side)}
+    if then:  # four stages, of patches of 4 pixels
+        hints["measuring_windows"] = tuple(min(int(first), int(side) // 4 // 2**stage) for stage in range(4))
+    return hints
+
+
+def _measuring(sizes: Any) -> tuple[int, ...] | None:
+    """pretrained_window_sizes, where 0 stands for a stage's own; only all of them or none can be."""
+    return tuple(sizes) if sizes and all(sizes) else None
 
 
 def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -240,12 +276,14 @@ def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]
     if config.get("hidden_act", "gelu") not in ("gelu", "gelu_python"):
         raise CheckpointError(f"{source}: config.json says hidden_act={config['hidden_act']!r}, which we do not have")
     return {
+        "v2": config.get("model_type") == "swinv2",
         "width": config.get("embed_dim"),
         "depths": config.get("depths"),
         "num_heads": config.get("num_heads"),
         "window_size": config.get("window_size"),
         "image_size": config.get("image_size"),
         "norm_eps": config.get("layer_norm_eps"),
+        "measuring_windows": _measuring(config.get("pretrained_window_sizes")),
     }
 
 
@@ -257,7 +295,7 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
     patch, window = config.patch_size[0], config.window_size[0]
     refuse("timm", config, patch_size=(patch, patch), window_size=(window, window))
     refuse("timm", config, norm_eps=1e-5, uneven_windows="masked")
-    windows = _stage_windows(config)
+    windows = config.stage_windows()
     _check_timm_windows(config, windows)
     tables = {
         key: _narrowed(value, config.window_size, windows[config.stage_of(int(key.split(".")[1]))])
@@ -266,10 +304,16 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
     }
     # Both names of the head would fit; the first is today's.
     names = tuple(row for row in TIMM if row[0] != "head.")
+    theirs = convert_to(_second(config, state | tables, "timm"), names)
+    for key in [key for key in theirs if config.v2 and key.endswith(".qkv.bias")]:
+        q, _, v = theirs.pop(key).chunk(3)
+        theirs |= {key.replace("qkv.bias", "q_bias"): q.clone(), key.replace("qkv.bias", "v_bias"): v.clone()}
+    measured = {"pretrained_window_sizes": list(config.measuring_windows or [0] * len(config.depths))}
     return (
-        staged(convert_to(state | tables, names), config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
-        "swin_tiny_patch4_window7_224",
-        {
+        staged(theirs, config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
+        "swinv2_tiny_window8_256" if config.v2 else "swin_tiny_patch4_window7_224",
+        (measured if config.v2 else {})
+        | {
             "img_size": list(config.image_size),
             "patch_size": config.patch_size[0],
             "in_chans": config.in_channels,
@@ -283,12 +327,25 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
     )
 
 
+def _second(config: SwinConfig, state: State, layout: str) -> State:
+    """The state of a Swin V2 as others keep it; refused where keys have a bias, which theirs have not."""
+    if not config.v2:
+        return state
+    for key, value in state.items():
+        if key.endswith(".attn.qkv.bias") and value.chunk(3)[1].any():
+            raise PatchlightError(
+                f"a Swin V2 whose keys have a bias ({key}) cannot be written with layout={layout!r}, where they have "
+                "none; use layout='patchlight'"
+            )
+    return {key: value.view(-1, 1, 1) if key.endswith(".logarithm") else value for key, value in state.items()}
+
+
 def _check_timm_windows(config: SwinConfig, windows: list[Size]) -> None:
     """Refuse windows that timm would make otherwise (its grids are rounded down, ours up) or could not read."""
     grid = [pixels // patch for pixels, patch in zip(config.image_size, config.patch_size, strict=True)]
     for stage, (down, across) in enumerate(windows):
         theirs = [min(length // 2**stage, side) for length, side in zip(grid, config.window_size, strict=True)]
-        if theirs != [down, across] or down != across:
+        if theirs != [down, across] or (down != across and not config.v2):
             raise PatchlightError(
                 f"image_size={config.image_size} cannot be written with layout='timm': windows of stage {stage + 1} "
                 f"are {down}x{across} there, timm's {theirs[0]}x{theirs[1]}, and square ones alone are read; use "
@@ -301,13 +358,17 @@ def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, 
     side, patch, window = config.image_size[0], config.patch_size[0], config.window_size[0]
     refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch), window_size=(window, window))
     refuse("transformers", config, norm_eps=1e-5, uneven_windows="plain")
-    theirs = convert_to(state, TRANSFORMERS_OLD)
+    model, measured = ("swinv2" if config.v2 else "swin"), list(config.measuring_windows or [0] * len(config.depths))
+    theirs = convert_to(_second(config, state, "transformers"), TRANSFORMERS_OLD)
+    if config.v2:
+        theirs = {key: value for key, value in theirs.items() if not key.endswith(".key.bias")}
     theirs = staged(theirs, config, "encoder.layers.{}.blocks.{}.", "encoder.layers.{}.downsample.", 0)
     if config.num_classes:
-        theirs = {key if key.startswith("classifier.") else f"swin.{key}": value for key, value in theirs.items()}
+        theirs = {key if key.startswith("classifier.") else f"{model}.{key}": value for key, value in theirs.items()}
     return theirs, {
-        "model_type": "swin",
-        "architectures": ["SwinForImageClassification" if config.num_classes else "SwinModel"],
+        "model_type": model,
+        "architectures": [f"{model.capitalize()}{'ForImageClassification' if config.num_classes else 'Model'}"],
+        **({"pretrained_window_sizes": measured} if config.v2 else {}),
         "image_size": config.image_size[0],
         "patch_size": config.patch_size[0],
         "num_channels": config.in_channels,

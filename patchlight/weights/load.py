@@ -305,7 +305,9 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
     if staged:
         if found.entry is not None:  # which knows the size of the photos, where no config file does
             hints.append(("the catalogue", {"image_size": found.entry.preprocess.image_size}))
-        asked = {name: value for name, value in asked.items() if name not in ("image_size", "window_size")}
+        sizes: dict[str, Any] = {name: asked.pop(name) for name in ("image_size", "window_size") if name in asked}
+        if "blocks.0.attn.cosine_scale.logarithm" in state:  # a Swin V2, whose tensors do not tell them
+            hints.append(("you", sizes))
         return read_staged(state, encoder, hints, asked, found.source)
     return read_config(state, encoder, hints, asked, found.source)
 
@@ -383,6 +385,10 @@ def _target(own: ModelConfig, overrides: Mapping[str, Any], notes: list[str]) ->
     if overrides.get("num_classes") == 0 and isinstance(own, ViTConfig):
         overrides = {"head_hidden": 0, **overrides}
     asked = dataclasses.replace(own, **overrides)
+    if isinstance(own, SwinConfig) and isinstance(asked, SwinConfig) and own.v2 and asked.measuring_windows is None:
+        windows = own.stage_windows()
+        if asked.stage_windows() != windows:  # offsets stay measured by those that the weights were trained with
+            asked = dataclasses.replace(asked, measuring_windows=tuple(max(window) for window in windows))
     if isinstance(own, ViTConfig) and isinstance(asked, ViTConfig):
         _note_resizing(own, asked, notes)
     elif asked.patch_size != own.patch_size:

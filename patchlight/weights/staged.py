@@ -35,8 +35,8 @@ FAMILIES: dict[str, Family] = {
         firm=convert_swin.FIRM,
         timm_hints=convert_swin.timm_hints,
         transformers_hints=convert_swin.transformers_hints,
-        timm_names=("swin_",),
-        transformers_names=("swin", "donut-swin", "maskformer-swin"),
+        timm_names=("swin_", "swinv2_"),
+        transformers_names=("swin", "swinv2", "donut-swin", "maskformer-swin"),
     ),
     "convnext": Family(
         config=ConvNeXtConfig,
@@ -112,6 +112,12 @@ def read_staged(
             elif why[name] == "shapes" and name in family.firm and value != told[name]:
                 said = f"{name}={value!r} was asked for" if where == "you" else f"{where} says {name}={value!r}"
                 raise CheckpointError(f"{source}: {said}, but its tensors have {told[name]!r}")
+    unknown = [name for name in ("window_size", "image_size") if name not in told]
+    if told.get("v2") and unknown:
+        raise CheckpointError(
+            f"{source}: the tensors of a Swin V2 do not tell its windows; say those that it was trained with, as in "
+            "window_size=8, image_size=256"
+        )
     try:
         return Reading(family.config(**told), why)
     except PatchlightError as error:

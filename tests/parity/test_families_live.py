@@ -16,9 +16,12 @@ from safetensors.torch import save_file
 
 import oracles
 from models_at_random import randomize
+from patchlight.errors import PatchlightError
 from patchlight.explain.attention import attention
 from patchlight.families import ConvNeXtConfig, SwinConfig
+from patchlight.models.swin import Swin
 from patchlight.weights.convert_convnext import timm_hints
+from patchlight.weights.convert_swin import timm_hints as swin_timm_hints
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 from staged_models import tiny_convnext, tiny_swin
@@ -116,7 +119,8 @@ def test_a_stage_of_timms_with_a_smaller_table_is_the_same(across: int, rows: in
 
 def transformers_swin(config: SwinConfig) -> torch.nn.Module:
     library = oracles.transformers()
-    settings = library.SwinConfig(
+    kind = "Swinv2" if config.v2 else "Swin"
+    settings = getattr(library, f"{kind}Config")(
         image_size=config.image_size[0],
         patch_size=config.patch_size[0],
         num_channels=config.in_channels,
@@ -125,9 +129,13 @@ def transformers_swin(config: SwinConfig) -> torch.nn.Module:
         num_heads=list(config.num_heads),
         window_size=config.window_size[0],
         num_labels=config.num_classes,
-        attn_implementation="eager",
+        **(
+            {"pretrained_window_sizes": list(config.measuring_windows or [0] * len(config.depths))}
+            if config.v2
+            else {"attn_implementation": "eager"}
+        ),
     )
-    model = library.SwinForImageClassification(settings).eval()
+    model = getattr(library, f"{kind}ForImageClassification")(settings).eval()
     randomize(model)
     return model
 
@@ -149,9 +157,10 @@ def test_swin_is_transformers_at_odd_sizes_too(
 
 
 @torch.no_grad()
-def test_maps_are_the_weights_that_transformers_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("v2", [False, True])
+def test_maps_are_the_weights_that_transformers_shows(v2: bool, tmp_path: Path) -> None:
     """One window over the whole image, so that their windows are the image."""
-    config = swin_config(4, (2, 1), (8, 8), uneven_windows="plain", image_size=32)
+    config = swin_config(4, (2, 1), (8, 8), uneven_windows="plain", image_size=32, v2=v2)
     theirs = transformers_swin(config)
     loaded = load_copy(theirs, tmp_path, theirs.config.to_dict())
     image_BCHW = torch.randn(2, 3, 32, 32)
@@ -211,6 +220,14 @@ def test_convnext_is_transformers(changes: dict[str, Any], size: tuple[int, int]
     assert_same(loaded.model(image_BCHW), theirs(image_BCHW).logits)
 
 
+@torch.no_grad()
+def keys_without_bias(model: Swin) -> Swin:
+    """As every Swin V2 has them."""
+    for block in model.blocks:
+        block.attn.qkv.bias.chunk(3)[1].zero_()
+    return model
+
+
 STAGES = {"depths": (2, 2, 1), "num_heads": (2, 3, 4)}
 
 
@@ -222,6 +239,10 @@ STAGES = {"depths": (2, 2, 1), "num_heads": (2, 3, 4)}
         tiny_swin(image_size=64, window_size=8, **STAGES),  # grids of 16, 8 and 4
         tiny_swin(image_size=64, window_size=7, patch_size=16),  # of 4 and 2
         tiny_swin(image_size=64, **ODD_RATIO, **STAGES),
+        keys_without_bias(tiny_swin(image_size=64, v2=True)),
+        keys_without_bias(
+            tiny_swin(image_size=(64, 32), v2=True, window_size=8, measuring_windows=(4, 5, 6), **STAGES)
+        ),
         *(tiny_convnext(**changes) for changes in CONVNEXTS),
     ],
 )
@@ -265,7 +286,12 @@ def test_the_name_of_a_timm_convnext_says_its_eps() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "model", [tiny_swin(uneven_windows="plain"), *(tiny_convnext(**changes) for changes in CONVNEXTS)]
+    "model",
+    [
+        tiny_swin(uneven_windows="plain"),
+        keys_without_bias(tiny_swin(uneven_windows="plain", v2=True, measuring_windows=(5, 4))),
+        *(tiny_convnext(**changes) for changes in CONVNEXTS),
+    ],
 )
 def test_transformers_reads_what_we_save_for_it(model: Any, tmp_path: Path) -> None:
     library = oracles.transformers()
@@ -274,3 +300,106 @@ def test_transformers_reads_what_we_save_for_it(model: Any, tmp_path: Path) -> N
     image_BCHW = torch.randn(2, 3, 45, 67)
     assert_same(theirs(image_BCHW).logits, model(image_BCHW))
     assert_same(load(tmp_path / "model").model(image_BCHW), model(image_BCHW))
+
+
+# (window, depths, image in patches down and across): stages whose grids are smaller than a window, too.
+SWINS_V2 = [
+    (4, (2, 2), (16, 8)),
+    (3, (3, 1, 2), (12, 24)),
+    (8, (1, 2, 2), (16, 16)),
+    (6, (2, 2), (6, 12)),
+]
+
+
+def timm_swin_v2(config: SwinConfig) -> torch.nn.Module:
+    model = oracles.timm().models.swin_transformer_v2.SwinTransformerV2(
+        img_size=config.image_size,
+        patch_size=config.patch_size[0],
+        in_chans=config.in_channels,
+        num_classes=config.num_classes,
+        embed_dim=config.width,
+        depths=config.depths,
+        num_heads=config.num_heads,
+        window_size=config.window_size,
+        mlp_ratio=config.mlp_ratio,
+        qkv_bias=config.qkv_bias,
+        pretrained_window_sizes=config.measuring_windows or (0,) * len(config.depths),
+    )
+    randomize(model.eval())
+    for name, parameter in model.named_parameters():
+        if name.endswith("logit_scale"):  # up to beyond its limit
+            parameter.data.uniform_(1.0, 6.0, generator=torch.Generator().manual_seed(len(name)))
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("window", "depths", "grid"), SWINS_V2)
+@pytest.mark.parametrize("changes", [{}, {"qkv_bias": False, "in_channels": 1, "num_classes": 0}, ODD_RATIO])
+@pytest.mark.parametrize("measured", [False, True])
+def test_swin_v2_is_timms(
+    window: int, depths: tuple[int, ...], grid: tuple[int, int], changes: dict[str, Any], measured: bool, tmp_path: Path
+) -> None:
+    told = {"measuring_windows": (5, 4, 3)[: len(depths)]} if measured else {}
+    config = swin_config(window, depths, grid, v2=True, **changes, **told)
+    theirs = timm_swin_v2(config)
+    with pytest.raises(PatchlightError, match="the tensors of a Swin V2 do not tell its windows; say"):
+        load_copy(theirs, tmp_path)
+    loaded = load_copy(theirs, tmp_path, image_size=config.image_size, window_size=window, **told)
+    assert loaded.config == config
+    image_BCHW = torch.randn(2, config.in_channels, *config.image_size)
+    assert_same(loaded.model(image_BCHW), theirs(image_BCHW))
+    assert_same(loaded.model.encode(image_BCHW), theirs.forward_features(image_BCHW))
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "size", "measured"),
+    [
+        ("swinv2_tiny_window8_256", 8, 256, None),
+        ("swinv2_base_window12to24_192to384", 24, 384, (12, 12, 12, 6)),
+        ("swinv2_large_window12to16_192to256", 16, 256, (12, 12, 12, 6)),
+    ],
+)
+def test_the_name_of_a_timm_swin_v2_says_its_windows(
+    name: str, window: int, size: int, measured: tuple[int, ...] | None
+) -> None:
+    assert swin_timm_hints({"architecture": name}) == {"v2": True, "window_size": window, "image_size": size} | (
+        {"measuring_windows": measured} if measured else {}
+    )
+    with torch.device("meta"):
+        theirs = oracles.timm().create_model(name)
+    attention = [stage.blocks[0].attn for stage in theirs.layers]
+    assert attention[0].window_size == (window, window)
+    assert theirs.patch_embed.img_size == (size, size)
+    assert [each.pretrained_window_size[0] for each in attention] == list(measured or (0, 0, 0, 0))
+
+
+@torch.no_grad()
+def test_a_swin_v2_of_timm_as_it_is_published(tmp_path: Path) -> None:
+    timm = oracles.timm()
+    from timm.models import save_for_hf
+
+    theirs = timm.create_model("swinv2_tiny_window16_256", depths=(1, 1, 2, 1), num_classes=5).eval()
+    randomize(theirs)
+    save_for_hf(theirs, tmp_path, model_args={"depths": (1, 1, 2, 1)}, safe_serialization=True)
+    loaded = load(tmp_path)
+    image_BCHW = torch.randn(1, 3, 256, 256)
+    assert_same(loaded.model(image_BCHW), theirs(image_BCHW))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("window", "depths", "side"), [(4, (2, 2), 16), (3, (3, 1, 2), 24), (8, (1, 2, 2), 16)])
+@pytest.mark.parametrize("more", [(0, 0), (16, 0), (9, 22)])
+@pytest.mark.parametrize("measured", [False, True])
+def test_swin_v2_is_transformers(
+    window: int, depths: tuple[int, ...], side: int, more: tuple[int, int], measured: bool, tmp_path: Path
+) -> None:
+    told = {"measuring_windows": (5, 4, 3)[: len(depths)]} if measured else {}
+    config = swin_config(window, depths, (side, side), uneven_windows="plain", v2=True, **told)
+    theirs = transformers_swin(config)
+    loaded = load_copy(theirs, tmp_path, theirs.config.to_dict())
+    assert loaded.config == config
+    if window == 8 and any(more):  # their windows stay as small as the grids at the size that they were made for
+        return
+    image_BCHW = torch.randn(2, 3, 4 * side + more[0], 4 * side + more[1])
+    assert_same(loaded.model(image_BCHW), theirs(image_BCHW).logits)
+    assert_same(loaded.model.tokens(image_BCHW), theirs.swinv2(image_BCHW).last_hidden_state)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.models.positions import relative_index
 from patchlight.weights.catalog import ENTRIES
 from patchlight.weights.load import load
 from patchlight.weights.save import save
@@ -22,6 +23,7 @@ MODELS = {
     "swin-oblong": tiny_swin(window_size=(3, 5), image_size=(40, 72), num_classes=0, qkv_bias=False),
     "swin-oblong-grid": tiny_swin(image_size=(32, 16)),
     "swin-odd-grid": tiny_swin(image_size=28),
+    "swin-2": tiny_swin(v2=True),
     "convnext": tiny_convnext(),
     "convnext-2": tiny_convnext(grn=True, layer_scale=None, widths=(8, 8), num_classes=0),
 }
@@ -110,6 +112,21 @@ def test_another_window_resamples_the_table_smoothly(tmp_path: Path) -> None:
     assert loaded.model(torch.randn(1, 3, 96, 96)).shape == (1, 5)
 
 
+@torch.no_grad()
+def test_a_swin_v2_with_another_window_keeps_its_measure(tmp_path: Path) -> None:
+    """Its MLP knows every window; the offsets that both windows have get the same bias."""
+    model = tiny_swin(v2=True)
+    loaded = load(save(model, tmp_path / "x"), window_size=6, image_size=96)
+    assert (loaded.config.window_size, loaded.config.measuring_windows) == ((6, 6), (4, 4))
+    bias, wider = (
+        each.blocks[0].attn.relative_bias(relative_index((2, 2), 0, largest=each.config.window_size))
+        for each in (model, loaded.model)
+    )
+    torch.testing.assert_close(bias, wider)
+    assert load(tmp_path / "x", image_size=96).config.measuring_windows is None  # the windows stay what they are
+    assert loaded.model(torch.randn(1, 3, 96, 96)).shape == (1, 5)
+
+
 def test_a_fresh_head_and_other_overrides(tmp_path: Path) -> None:
     for name in ("swin", "convnext"):
         folder = save(MODELS[name], tmp_path / name)
@@ -164,9 +181,10 @@ def test_a_missing_tensor_is_named(name: str, key: str, words: str, tmp_path: Pa
 def test_another_architectures_config_is_refused(tmp_path: Path) -> None:
     save_file(authors_swin(MODELS["swin"].state_dict()), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "swinv2_tiny_window8_256"}))
-    with pytest.raises(
-        PatchlightError, match=r"config\.json says 'swinv2_tiny_window8_256', but its tensors are named"
-    ):
+    with pytest.raises(PatchlightError, match=r"config\.json says v2=True, but its tensors have False"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "xswin_tiny"}))
+    with pytest.raises(PatchlightError, match=r"config\.json says 'xswin_tiny', but its tensors are named"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", "use_absolute_embeddings": True}))
     with pytest.raises(PatchlightError, match="use_absolute_embeddings, which our Swin does not have"):
@@ -234,6 +252,7 @@ def test_a_ratio_that_no_stage_alone_tells(tmp_path: Path) -> None:
         ("swin-oblong", "transformers", "image_size=(40, 72) cannot be written"),
         ("swin-oblong", "timm", "window_size=(3, 5) cannot be written with layout='timm', whose model has (3, 3)"),
         ("swin-oblong-grid", "timm", "windows of stage 2 are 4x2 there, timm's 4x2, and square ones alone are read"),
+        ("swin-2", "timm", "a Swin V2 whose keys have a bias (blocks.0.attn.qkv.bias) cannot be written with"),
         ("swin-odd-grid", "timm", "windows of stage 2 are 4x4 there, timm's 3x3, and square ones alone are read"),
     ],
 )
