@@ -13,6 +13,7 @@ from patchlight.weights.convert import Origin, State, convert_to, refuse
 from patchlight.weights.convert_swin import staged
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
+from patchlight.weights.timm_arguments import check_arguments
 
 OURS: Names = tuple((part, part) for part in ("stem.", "blocks.", "merges.", "norm.", "head."))
 
@@ -154,6 +155,7 @@ def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get("architecture") == name:
             arguments |= settings
     arguments |= {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
+    check_arguments(arguments)
     activation = arguments.get("act_layer")
     if activation not in (None, "gelu", "gelu_tanh"):
         raise PatchlightError(f"config.json says act_layer={activation!r}, which we do not have")

@@ -19,6 +19,7 @@ from patchlight.models.positions import resample
 from patchlight.weights.convert import Origin, State, convert_to, join_biases, refuse
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
+from patchlight.weights.timm_arguments import check_arguments
 
 OURS: Names = tuple(
     (part, part) for part in ("patch_embed.proj.", "patch_embed.norm.", "blocks.", "merges.", "norm.", "head.")
@@ -245,6 +246,9 @@ def _narrowed(table: Tensor, window: Size, small: Size) -> Tensor:
 def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes."""
     arguments = config.get("model_args") or {}
+    check_arguments(arguments)
+    if arguments.get("act_layer", "gelu") != "gelu":
+        raise PatchlightError(f"config.json says act_layer={arguments['act_layer']!r}, which we do not have")
     name = str(config.get("architecture"))
     hints = {"v2": name.startswith("swinv2_"), **_from_timms_name(name)}
     given = {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}

@@ -27,8 +27,10 @@ from patchlight.weights.convert import State, convert, reorder_rope
 from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.fetch import fetch
 from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, recognise
+from patchlight.weights.others import name_in, refuse_others
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
 from patchlight.weights.staged import check_staged, hints_of, read_staged
+from patchlight.weights.timm_arguments import vit_settings
 
 VERSION = 1
 """Of the part of config.json that is ours."""
@@ -48,6 +50,7 @@ TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("so400m_patch16_siglip", {"mlp": "gelu_tanh"}),
     ("giantopt", {"mlp": "gelu_tanh", "num_heads": 16}),
     ("_clip_", {"norm_eps": 1e-5}),
+    ("beit3", {"norm_eps": 1e-5}),
     ("eva", {"norm_eps": 1e-6}),
     ("eva02", EVA_ROPE),
     ("eva02_enormous", {"position": "learned", "block_norm": "after"}),
@@ -55,6 +58,7 @@ TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("huge_plus", {"num_heads": 20}),
     ("_7b_", {"num_heads": 32}),
     ("dinov3", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5, "pooling": "mean"}),
+    ("lingbot", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5}),
     ("_rope_", {"position": "rope2d"}),
     ("_rope_reg", EVA_ROPE),
 )
@@ -146,7 +150,14 @@ def load(
     _check_arguments(source, dtype, device, preprocess)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
-    encoder = recognise(tensors, str(source))
+    refuse_others([], found.config, str(source))
+    try:
+        encoder = recognise(tensors, str(source))
+    except CheckpointError as error:
+        refuse_others(tensors, {}, str(source))
+        called = name_in(found.config)
+        raise CheckpointError(f"{error}; config.json says {called!r}" if called else str(error)) from None
+    refuse_others((encoder.prefix + key for key in encoder.shapes), {}, str(source))
     del tensors  # from here on, what the encoder does not need can go
     check_names(CONFIGS[encoder.origin.architecture], overrides)
     with _naming(str(source), "a tensor is not what its name promises"):
@@ -309,7 +320,23 @@ def _read(state: State, encoder: Recognised, found: Found, overrides: Mapping[st
         if "blocks.0.attn.cosine_scale.logarithm" in state:  # a Swin V2, whose tensors do not tell them
             hints.append(("you", sizes))
         return read_staged(state, encoder, hints, asked, found.source)
-    return read_config(state, encoder, hints, asked, found.source)
+    reading = read_config(state, encoder, hints, asked, found.source)
+    if encoder.origin.name == "timm":
+        _refuse_partial_pooling(reading.config, found)
+    return reading
+
+
+def _refuse_partial_pooling(config: ModelConfig, found: Found) -> None:
+    """Of timm's ViTs that pool by attention, most leave prefix tokens out of it, and no tensor tells; those with
+    rotations never do."""
+    told = (found.config.get("model_args") or {}).get("pool_include_prefix")
+    if told or not isinstance(config, ViTConfig) or config.turns:
+        return
+    if config.pooling == "attention" and config.num_prefix:
+        raise CheckpointError(
+            f"{found.source}: it pools by attention, with {config.num_prefix} tokens in front of its patches; timm "
+            "leaves them out of the pooling, which we do not have (only pool_include_prefix=True in model_args)"
+        )
 
 
 def _timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
@@ -318,11 +345,12 @@ def _timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
     if others:
         raise PatchlightError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
-    hints: dict[str, Any] = {"block_norm": "before"}
+    hints: dict[str, Any] = {"block_norm": "before", "norm_eps": 1e-6}
     for part, settings in TIMM_ARCHITECTURES:
         if part in f"{architecture}_":
             hints |= settings
     arguments = config.get("model_args") or {}
+    hints |= vit_settings(arguments)
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
     if pooling not in ("token", "avg", "map"):
         raise PatchlightError(f"config.json says global_pool={pooling!r}, which we do not have")
@@ -335,8 +363,7 @@ def _timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         "num_heads": arguments.get("num_heads"),
         "image_size": size or None,
         "mlp": TIMM_ACTIVATIONS.get(str(activation)),
-        "norm_eps": 1e-5 if arguments.get("norm_layer") == "layernorm" else None,
-        "pooling": {"avg": "mean"}.get(pooling),
+        "pooling": {"avg": "mean"}.get(pooling) or ("cls" if arguments.get("global_pool") == "token" else None),
     }
     return hints | {name: value for name, value in given.items() if value is not None}
 

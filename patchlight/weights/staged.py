@@ -84,6 +84,9 @@ def hints_of(found: Recognised, config: Mapping[str, Any], source: str) -> dict[
         )
     if "architecture" in config:
         hints = family.timm_hints(config)
+        pooling = (config.get("model_args") or {}).get("global_pool") or config.get("global_pool") or "avg"
+        if pooling != "avg":
+            raise CheckpointError(f"{source}: config.json says global_pool={pooling!r}, which we do not have")
         size = (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
         hints["image_size"] = hints.get("image_size") or size or None
     else:
