@@ -181,6 +181,20 @@ def test_transformers_reads_it(name: str, tmp_path: Path) -> None:
     close(again.model(image), model(image))
 
 
+@pytest.mark.parametrize("name", FOR_TRANSFORMERS)
+@torch.no_grad()
+def test_we_read_it_as_transformers_own(name: str, tmp_path: Path) -> None:
+    """Without our part of config.json."""
+    model = tiny_vit(**FOR_TRANSFORMERS[name][1])
+    save(model, tmp_path / "m", layout="transformers")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    del config["patchlight"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    loaded = load(tmp_path / "m")
+    close(loaded.model(picture(model)), model(picture(model)))
+    assert loaded.config.norm_eps == model.config.norm_eps
+
+
 @torch.no_grad()
 def test_a_clip_projection_is_written_for_transformers(tmp_path: Path) -> None:
     transformers = oracles.transformers()

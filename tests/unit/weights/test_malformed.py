@@ -834,7 +834,7 @@ def yes_and_no_for_weights(folder: Path) -> Path:
     return safetensors_with(folder, **{"norm.bias": torch.zeros(24, dtype=torch.bool)})
 
 
-@case("no ViT")
+@case("it is ResNet, which is not supported; ViTs, Swin and ConvNeXt are")
 def resnet(folder: Path) -> Path:
     state = {"conv1.weight": torch.zeros(8, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(8, 8, 3, 3)}
     return torch_with(folder, {"state_dict": state | {"fc.weight": torch.zeros(5, 8)}})
