@@ -22,7 +22,8 @@ from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import Edges, Region, regions_of
 from patchlight.localizing.closer import Mosaic, Tiles, around, look_at
 from patchlight.localizing.decide import GENERIC, Decision, decide
-from patchlight.localizing.heat import Looks, Method, heat_maps, resolve_method
+from patchlight.localizing.heat import Looks, Method, resolve_method
+from patchlight.weights.groups import Named
 from patchlight.weights.load import Loaded, load
 
 LOOKS_AT_ONCE = 32
@@ -65,6 +66,8 @@ class Localization:
     patch_size: tuple[float, float] = field(repr=False)
     """(height, width) of a patch in pixels of the model's image."""
     method: Method
+    named: Named | None = None
+    """What the photo shows, by a model whose classes have groups."""
 
 
 @overload  # a path is a sequence, too, of letters: the first that fits is taken
@@ -210,10 +213,13 @@ def localize_tiles(
     mosaic = Mosaic(tiles, config.grid_for(model_size))
     height, width = photo.source_size
     parts = [Box(0, 0, width, height), *mosaic.boxes(photo.source_size)]
-    maps = []
+    maps, named = [], None
     for start in range(0, len(parts), LOOKS_AT_ONCE):
-        looks = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
-        maps.append(heat_maps(loaded, torch.stack([image_CHW for image_CHW, _ in looks]), method).cpu())
+        images = [look_at(photo, part, loaded.preprocess)[0] for part in parts[start : start + LOOKS_AT_ONCE]]
+        looks = Looks(loaded, torch.stack(images), [method])
+        maps.append(looks.heat(method).cpu())
+        if not start and loaded.groups is not None:
+            named = loaded.groups.named(looks.logits()[:1])[0]  # by the whole photo
     heat_Thw = torch.cat(maps)
     heat_hw = mosaic.joined(heat_Thw[1:], heat_Thw[0])
     down, across = patch_size = patch_pixels(config, model_size)
@@ -224,7 +230,8 @@ def localize_tiles(
         scale=(mosaic.size[0] * down / height, mosaic.size[1] * across / width),
         orientation=photo.orientation,
     )
-    return _from_one(heat_hw, view, patch_size, used, most, threshold, min_area, calibration_for(loaded, used))
+    found = _from_one(heat_hw, view, patch_size, used, most, threshold, min_area, calibration_for(loaded, used))
+    return dataclasses.replace(found, named=named)
 
 
 def prepare(photo: Photo, preprocess: Preprocess) -> tuple[Tensor, View]:
@@ -260,9 +267,15 @@ def localize_batch(
 ) -> list[Localization]:
     """Find the subjects in images that the model takes, one view each; `most` is None for all subjects."""
     used = resolve_method(loaded, method)
-    heat_Bhw = Looks(loaded, images_BCHW, [method]).heat(method)
+    looks = Looks(loaded, images_BCHW, [method])
     calibration = calibration_for(loaded, used)
-    return from_heat(heat_Bhw, views, loaded.model.config, used, most, threshold, min_area, calibration)
+    found = from_heat(
+        looks.heat(method), views, loaded.model.config, used, most, threshold, min_area, calibration
+    )
+    if loaded.groups is None:
+        return found
+    named = loaded.groups.named(looks.logits())
+    return [dataclasses.replace(each, named=name) for each, name in zip(found, named, strict=True)]
 
 
 def calibration_for(loaded: Loaded, method: Method) -> Calibration:

@@ -106,6 +106,10 @@ class Looks:
         self.grid = model.config.grid_for((images_BCHW.shape[2], images_BCHW.shape[3]))
         self.last: Heads | None = None
         """A ViT's last block's queries and keys; None where no method that is wanted reads them."""
+        self.entered_BND: Tensor | None = None
+        """The tokens that enter that block, where the rest of it is left out."""
+        self.tokens_BND: Tensor | None = None
+        """All of a ViT's tokens that come out, where the last block was passed as a whole."""
         self.features_BPD: Tensor | None = None
         """The patches that come out, in reading order, float32; of a ViT, where they are wanted."""
 
@@ -120,9 +124,10 @@ class Looks:
             self.features_BPD = self.tokens_BND[:, model.config.num_prefix :].float()
         elif isinstance(model, ViT):
             if wanted - {"rollout", "features"}:
-                self.last, self.geometry = last_heads(model, self.images_BCHW)
+                self.last, self.entered_BND, self.geometry = last_heads(model, self.images_BCHW)
             if "features" in wanted:
-                self.features_BPD = model.tokens(self.images_BCHW)[:, model.config.num_prefix :].float()
+                self.tokens_BND, self.geometry = model.encode(self.images_BCHW)
+                self.features_BPD = self.tokens_BND[:, model.config.num_prefix :].float()
         else:
             self.features_BPD = model.tokens(self.images_BCHW).float()
 
@@ -151,6 +156,21 @@ class Looks:
                 heat_BP = tokencut(self._keys_BPD(), self.grid)
         return heat_BP.unflatten(1, self.grid)
 
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """What the model's head says of the images, logits_BK: from the same pass, where it was made."""
+        model = self.loaded.model
+        if isinstance(model, ViT) and self.tokens_BND is not None:
+            return model.read(self.tokens_BND, self.geometry)
+        if not isinstance(model, ViT) or self.last is None or self.entered_BND is None:
+            return model(self.images_BCHW)
+        # A class token's answer takes the rest of its own row alone, and that of a distillation token beside it.
+        first = 2 if model.config.pooling == "cls" else None
+        block = cast(Block, model.blocks[-1])
+        attended_BND = block.attn.merged(self.last.out_BANE[:, :, :first])
+        x_BND = block.rest(self.entered_BND[:, :first], attended_BND)
+        return model.read(model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND, self.geometry)
+
     def _keys_BPD(self) -> Tensor:
         """The last block's keys of the patches, all heads together, float32; the features, where there are no keys."""
         if self.last is None:
@@ -160,9 +180,9 @@ class Looks:
         return k_BAPE.transpose(1, 2).flatten(2).float()
 
 
-def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, TokenGeometry]:
-    """What the heads of the last block work with, and how the tokens lie; the rest of that block, which no map is made
-    of, is left out."""
+def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, Tensor, TokenGeometry]:
+    """What the heads of the last block work with, the tokens x_BND that enter it, and how they lie; the rest of that
+    block, which no map is made of, is left out."""
     x_BND, geometry = vit.embed(images_BCHW)
     *others, last = cast(list[Block], list(vit.blocks))
     for block in others:
@@ -170,7 +190,7 @@ def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, TokenGeometry]:
     q_BANE, k_BANE, v_BANE = last.attn.project(x_BND if last.norms_after else last.norm1(x_BND), geometry)
     mask = last.attn.mask(geometry, q_BANE.dtype)
     out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
-    return Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE), geometry
+    return Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE), x_BND, geometry
 
 
 def subject_heat(heads: Heads, geometry: TokenGeometry, subject: SubjectHeat) -> Tensor:

@@ -66,6 +66,10 @@ class Attention(nn.Module):
         out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
         if heads is not None:
             heads.append(Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE))
+        return self.merged(out_BANE)
+
+    def merged(self, out_BANE: Tensor) -> Tensor:
+        """The heads' answers to tokens, all of them or some, as one: x_BND."""
         return self.out(self.norm(out_BANE.transpose(1, 2).flatten(2)))
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,10 +54,15 @@ class Block(nn.Module):
         self.residual2 = Residual(drop_path, drops=drops, scale=scale, width=config.width)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
+        return self.rest(x_BND, self.attn(x_BND if self.norms_after else self.norm1(x_BND), geometry, heads))
+
+    def rest(self, x_BND: Tensor, attended_BND: Tensor) -> Tensor:
+        """What follows attention, in which no token sees another: tokens that came in, and what attention made of
+        them."""
         if self.norms_after:
-            x_BND = self.residual1(x_BND, self.norm1(self.attn(x_BND, geometry, heads)))
+            x_BND = self.residual1(x_BND, self.norm1(attended_BND))
             return self.residual2(x_BND, self.norm2(self.mlp(x_BND)))
-        x_BND = self.residual1(x_BND, self.attn(self.norm1(x_BND), geometry, heads))
+        x_BND = self.residual1(x_BND, attended_BND)
         return self.residual2(x_BND, self.mlp(self.norm2(x_BND)))
 
 

@@ -247,7 +247,8 @@ def _pass(served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> 
 
     looks = Looks(served.loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
     heat_Bhw = looks.heat(method).float().cpu()
-    output_BK = served.vit.read(looks.tokens_BND, looks.geometry).float().cpu()
+    output_BK = looks.logits().float().cpu()
+    assert looks.tokens_BND is not None
     tokens_BND = looks.tokens_BND.float().cpu()
     nothing = torch.empty(0)
     return [

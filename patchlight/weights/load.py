@@ -26,6 +26,7 @@ from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
 from patchlight.weights.convert import State, convert, reorder_rope
 from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.fetch import fetch
+from patchlight.weights.groups import Groups
 from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, recognise
 from patchlight.weights.others import name_in, refuse_others
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
@@ -113,6 +114,8 @@ class Loaded:
     """Where each setting of the config came from: shapes, config.json, the catalogue, a convention, or you."""
     notes: tuple[str, ...]
     """What was left out, replaced, resampled or assumed."""
+    groups: Groups | None = None
+    """What its classes have in common (animal, thing, ...), if it is known."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,7 @@ def load(
         own_preprocess = _own_preprocess(found, asked=preprocess is not None)
         labels = _labels(found, reading.config)
         subject = _subject(found)
+        groups = _groups(found, labels)
     notes = _notes(encoder, left_out, reading)
 
     with _naming(str(source), "an override cannot be"):
@@ -194,6 +198,7 @@ def load(
         provenance=Provenance(str(source), encoder.origin.name, found.weights, _licence(found)),
         why=reading.why | dict.fromkeys(overrides, "you"),
         notes=tuple(notes),
+        groups=groups if config.num_classes == reading.config.num_classes else None,
     )
 
 
@@ -570,6 +575,11 @@ def _licence(found: Found) -> str | None:
 def _subject(found: Found) -> SubjectHeat | None:
     values = (found.config.get("patchlight") or {}).get("subject")
     return None if values is None else SubjectHeat.from_dict(values)
+
+
+def _groups(found: Found, labels: tuple[str, ...] | None) -> Groups | None:
+    paths = (found.config.get("patchlight") or {}).get("groups")
+    return None if paths is None or labels is None else Groups(labels, tuple(paths))
 
 
 def _labels(found: Found, config: ModelConfig) -> tuple[str, ...] | None:

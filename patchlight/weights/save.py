@@ -15,6 +15,7 @@ from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.weights import convert_convnext, convert_swin
 from patchlight.weights.convert import State
+from patchlight.weights.groups import Groups
 from patchlight.weights.load import VERSION, Loaded
 from patchlight.weights.vit_to_timm import to_timm
 from patchlight.weights.vit_to_transformers import to_transformers
@@ -28,6 +29,7 @@ def save(
     preprocess: PreprocessConfig | None = None,
     labels: Sequence[str] | None = None,
     subject: SubjectHeat | None = None,
+    groups: Groups | None = None,
     licence: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -35,12 +37,13 @@ def save(
 
     `layout="transformers"` is read by its AutoModel and AutoModelForImageClassification, `layout="timm"` by
     `timm.create_model("local-dir:FOLDER")`; an architecture that the library does not have raises. What came with a
-    loaded model (preprocessing, labels, how it finds subjects, licence) goes along unless given.
+    loaded model (preprocessing, labels and their groups, how it finds subjects, licence) goes along unless given.
     """
     vit = model.model if isinstance(model, Loaded) else model
     if isinstance(model, Loaded):
         preprocess = preprocess or model.preprocess.config
-        labels = labels if labels is not None else model.labels
+        if labels is None:
+            labels, groups = model.labels, groups or model.groups
         subject = subject or model.subject
         licence = licence or model.provenance.licence
     if not isinstance(vit, Model):
@@ -52,6 +55,8 @@ def save(
         raise PatchlightError("labels should be a list of names, one a class")
     if labels is not None and len(labels) != vit.config.num_classes:
         raise PatchlightError(f"{len(labels)} labels were given for {vit.config.num_classes} classes")
+    if groups is not None and (labels is None or groups.labels != tuple(labels)):
+        raise PatchlightError("the groups are those of other labels; make them for the labels that are saved")
     config, state = vit.config, vit.state_dict()
     outer: dict[str, Any] = {}
     if layout != "patchlight":
@@ -62,6 +67,7 @@ def save(
         "preprocess": preprocess.to_dict(),
         "preprocess_fingerprint": preprocess.fingerprint(),
         "labels": None if labels is None else list(labels),
+        **({} if groups is None else {"groups": list(groups.paths)}),
         "subject": None if subject is None else subject.to_dict(),
         "licence": licence,
     }

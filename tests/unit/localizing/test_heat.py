@@ -116,7 +116,7 @@ def test_the_last_heads_are_those_of_the_whole_pass(settings: dict[str, Any]) ->
     model, image = tiny_vit(**settings), torch.randn(2, 3, 24, 40)
     seen: list[Heads] = []
     _, geometry = model.encode(image, visit=lambda index, heads, x_BND: seen.append(heads))
-    heads, same = last_heads(model, image)
+    heads, _, same = last_heads(model, image)
     assert same.grid == geometry.grid
     for part, expected in zip(heads, seen[-1], strict=True):
         if expected is None:

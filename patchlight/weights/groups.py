@@ -1,0 +1,157 @@
+"""What classes have in common: animals, vehicles, things; and what to call a photo by as much as is certain of it.
+
+A model's classes may belong to groups, written as paths: "animal", or finer "animal/bird". The first part is the group
+that photos are sorted by. A class whose group is not known, or that is mixed, is of the group "unknown".
+"""
+
+import csv
+import functools
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchlight.errors import PatchlightError
+
+UNKNOWN = "unknown"
+
+SURE = 0.5
+"""The least share of the probability that a group or a name is said with: no two can have more than half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a model calls a photo."""
+
+    group: str
+    """Of the classes that have at least half of the probability together; "unknown" where no group has."""
+    group_confidence: float | None
+    """Their summed probability; None where the group is unknown."""
+    label: str | None
+    """The finest name with at least half of the probability: a class, or a part of the group, such as "bird"."""
+    label_confidence: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "group": self.group,
+            "group_confidence": _rounded(self.group_confidence),
+            "label": self.label,
+            "label_confidence": _rounded(self.label_confidence),
+        }
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The group of each class of a model."""
+
+    labels: tuple[str, ...]
+    paths: tuple[str, ...]
+    """One a label, such as "animal/bird"; "unknown" where it is not known."""
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.labels):
+            raise PatchlightError(f"{len(self.paths)} groups were given for {len(self.labels)} classes")
+        for path in self.paths:
+            _check_path(path)
+
+    @functools.cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Every group and every part of one, as paths, a group before its parts."""
+        parts = [path.split("/") for path in self.paths if path != UNKNOWN]
+        return tuple(sorted({"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups that photos are sorted by, "unknown" left out."""
+        return tuple(node for node in self.nodes if "/" not in node)
+
+    @functools.cached_property
+    def _member_KG(self) -> Tensor:
+        """1 where a class belongs to a node."""
+        rows = [[path == node or path.startswith(f"{node}/") for node in self.nodes] for path in self.paths]
+        return torch.tensor(rows, dtype=torch.float32).reshape(len(self.paths), len(self.nodes))
+
+    def sums(self, logits_BK: Tensor) -> Tensor:
+        """The summed probability of each node: sums_BG, float32, on the logits' device."""
+        return logits_BK.float().softmax(1) @ self._member_KG.to(logits_BK.device)
+
+    def named(self, logits_BK: Tensor) -> list[Named]:
+        """What these logits say of each photo."""
+        sums_BG = self.sums(logits_BK)
+        best_B, index_B = logits_BK.float().softmax(1).max(1)
+        return [
+            self._named(dict(zip(self.nodes, sums, strict=True)), best, self.labels[index])
+            for sums, best, index in zip(sums_BG.tolist(), best_B.tolist(), index_B.tolist(), strict=True)
+        ]
+
+    def _named(self, sums: dict[str, float], best: float, label: str) -> Named:
+        # A part has no more than its group, so that what is sure is one path; sorted, it ends with the finest.
+        sure = [node for node in self.nodes if sums[node] >= SURE]
+        top = next((node for node in sure if "/" not in node), None)
+        fine = [node for node in sure if top is not None and node.startswith(f"{top}/")]
+        name, confidence = (fine[-1].rpartition("/")[2], sums[fine[-1]]) if fine else (None, None)
+        if best >= SURE:
+            name, confidence = label, best
+        return Named(
+            group=UNKNOWN if top is None else top,
+            group_confidence=None if top is None else min(1.0, sums[top]),
+            label=name,
+            label_confidence=confidence,
+        )
+
+
+def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:
+    """The groups of these labels by a CSV with the columns label and group.
+
+    A label may have the signs `*` and `?` (`bird/*`); a row with the very label counts, else the first that fits. A
+    label that no row fits is of the group "unknown".
+    """
+    rows = _read_table(Path(path))
+    exact = {label: group for label, group in reversed(rows)}
+    paths = []
+    for label in labels:
+        fitting = (group for pattern, group in rows if fnmatchcase(label, pattern))
+        paths.append(exact[label] if label in exact else next(fitting, UNKNOWN))
+    if all(group == UNKNOWN for group in paths):
+        raise PatchlightError(f"{path}: no row fits any of the {len(labels)} classes, such as {labels[0]!r:.80}")
+    return Groups(tuple(labels), tuple(paths))
+
+
+def _read_table(path: Path) -> list[tuple[str, str]]:
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise PatchlightError(f"{path}: is not UTF-8 text; save it as a CSV in UTF-8") from None
+    except OSError as error:
+        raise PatchlightError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        lines = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline="")) if any(row)]
+    except csv.Error as error:
+        raise PatchlightError(f"{path}: is not CSV ({error})") from None
+    header = [name.lower() for name in lines[0]] if lines else []
+    if "label" not in header or "group" not in header:
+        raise PatchlightError(f"{path}: its first line must name the columns label,group")
+    rows = []
+    for row in lines[1:]:
+        cells = dict(zip(header, row, strict=False))
+        try:
+            _check_path(cells.get("group", ""))
+        except PatchlightError as error:
+            raise PatchlightError(f"{path}: the row of {cells.get('label', '')!r:.80} {error}") from None
+        rows.append((cells.get("label", ""), cells["group"]))
+    return rows
+
+
+def _check_path(path: Any) -> None:
+    parts = path.split("/") if isinstance(path, str) else []
+    if not parts or not all(part.strip() == part and part for part in parts) or (UNKNOWN in parts and len(parts) > 1):
+        raise PatchlightError(f"has the group {path!r:.80}; write a name, such as animal, animal/bird, or unknown")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
