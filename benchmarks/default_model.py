@@ -2,6 +2,7 @@
 
     python benchmarks/default_model.py MODEL           # a folder, a checkpoint file, or a name that `load` takes
     python benchmarks/default_model.py MODEL --photos 100 --methods subject tokencut --held-out 0
+    python benchmarks/default_model.py MODEL --triage [--tiny-imagenet FOLDER]
 
 Localisation: the box that each method finds first, against the subject's box in boxes.json. `.5` and `.7` are CorLoc,
 the share of photos where the two overlap by that much (intersection over union), `IoU` is the mean overlap. Off-centre
@@ -10,6 +11,11 @@ corners in turn. Beside them stand boxes that look at nothing: the whole photo, 
 
 Features: the share of 1,000 held-out training photos (of ../shared/data/photos, 360 classes) that their 20 nearest
 neighbours among the other training photos name right.
+
+Triage, alone: what the model says that photos show (animal, thing, vehicle, or unknown where no group has half of the
+probability), and how often its finest name is right. On the photos with boxes, which are all of animals, on the same
+1,000 held-out training photos, and, where its folder is given, on validation photos of Tiny-ImageNet-200, of whose
+training photos the model was shown 34,000. What is true is in recipes/default_groups.csv.
 
 Needs torch, numpy, Pillow and safetensors only; takes a GPU where there is one.
 """
@@ -36,6 +42,7 @@ import patchlight as pl
 from patchlight.images.decode import decode
 from patchlight.localizing.find import from_heat
 from patchlight.localizing.heat import Looks, resolve_method
+from patchlight.weights.groups import UNKNOWN, Named, read_groups
 
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
 MARGIN = 0.04
@@ -45,6 +52,7 @@ SOURCES = {"pets": "pets", "cub": "birds", "deer": "deer"}
 """How a photo's `source` begins, and what it shows."""
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 CPU_NEIGHBOURS = 2000
 
 
@@ -198,6 +206,96 @@ def nearest_neighbours(
     return result.accuracy, len(known), len(classes)
 
 
+class Asked(NamedTuple):
+    """A photo that is to be sorted: its file's content, and what it shows."""
+
+    content: bytes | Path
+    kind: str
+    label: str
+    """Its class, as the model has it; "" where that is not known."""
+    path: str
+    """Its group, such as "animal/bird"."""
+
+
+def boxed_photos(folder: Path, a_source: int | None) -> list[Asked]:
+    kinds = ((row, SOURCES[row["source"].split("/")[0]]) for row in rows_of(folder, a_source))
+    return [Asked(folder / row["file"], kind, "", "animal") for row, kind in kinds]
+
+
+def held_out_photos(folder: Path, count: int, truth: dict[str, str]) -> list[Asked]:
+    from gather_default_photos import IMAGENETTE
+
+    labels = json.loads((folder / "labels.json").read_text())
+    names = sorted(labels)
+    random.Random(0).shuffle(names)
+    zips = [zipfile.ZipFile(path) for path in sorted(folder.glob("photos-*.zip"))]
+    holder = {member: file for file in zips for member in file.namelist()}
+    asked = []
+    for name in names[:count]:
+        source, _, class_name = labels[name].partition("/")
+        label = f"{source}/{IMAGENETTE.get(class_name, class_name)}"
+        content = holder[f"{name}.webp"].read(f"{name}.webp")
+        asked.append(Asked(content, f"held out: {truth[label].partition('/')[0]}", label, truth[label]))
+    return asked
+
+
+def tiny_imagenet_photos(folder: Path, count: int, classes: Sequence[str], truth: dict[str, str]) -> list[Asked]:
+    """The first validation photos, which are in no order; `classes` are its classes' names in the order of wnids."""
+    wnids = sorted((folder / "wnids.txt").read_text().split())
+    short = [f"thing/{name.partition(',')[0].strip().replace(' ', '_')}" for name in classes]
+    labels = dict(zip(wnids, short, strict=True))
+    asked = []
+    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()[:count]:
+        file, wnid = line.split("\t")[:2]
+        path = truth[labels[wnid]]
+        kind = f"Tiny-ImageNet: {path.partition('/')[0]}"
+        asked.append(Asked(folder / "val" / "images" / file, kind, labels[wnid], path))
+    return asked
+
+
+def triage(loaded: pl.Loaded, asked: Sequence[Asked], batch: int) -> str:
+    """A table of what the model says of each kind, and how often it is right."""
+    assert loaded.groups is not None
+    said = []
+    weight = loaded.model.norm.weight
+    with ThreadPoolExecutor(os.cpu_count()) as pool, torch.inference_mode():
+        for start in range(0, len(asked), batch):
+            tell(f"photos {start:,} of {len(asked):,}")
+            part = [each.content for each in asked[start : start + batch]]
+            images = list(pool.map(lambda content: loaded.preprocess(decode(content))[0], part))
+            said += loaded.groups.named(loaded.model(torch.stack(images).to(weight.device, weight.dtype)))
+    groups = [*loaded.groups.names, UNKNOWN]
+    lines = [f"{'what it says':24}{'photos':>8}" + "".join(f"{group:>10}" for group in groups)]
+    for kind in dict.fromkeys(each.kind for each in asked):
+        own = [name.group for each, name in zip(asked, said, strict=True) if each.kind == kind]
+        shares = "".join(f"{100 * own.count(group) / len(own):9.1f}%" for group in groups)
+        lines.append(f"{kind:24}{len(own):8,}{shares}")
+    for source, title in (("held out", "held-out photos"), ("Tiny-ImageNet", "Tiny-ImageNet's")):
+        pairs = [(each, name) for each, name in zip(asked, said, strict=True) if each.kind.startswith(source)]
+        if pairs:
+            lines += _how_often_right(title, pairs)
+    return "\n".join(lines)
+
+
+def _how_often_right(title: str, pairs: Sequence[tuple[Asked, Named]]) -> list[str]:
+    known = [(each.path.startswith("animal"), name.group) for each, name in pairs if each.path != UNKNOWN]
+    sure = [(animal, group == "animal") for animal, group in known if group != UNKNOWN]
+    animals, others = ([said for animal, said in sure if animal is kind] for kind in (True, False))
+    classes = [name.label == each.label for each, name in pairs if name.label is not None and "/" in name.label]
+    parts = [
+        name.label in each.path.split("/") for each, name in pairs if name.label is not None and "/" not in name.label
+    ]
+    return [
+        f"{title}: animal or not, {len(sure) / len(known):.1%} of {len(known):,} answered, "
+        f"{sum(a == b for a, b in sure) / len(sure):.1%} of those right; "
+        f"animals called something else {1 - sum(animals) / len(animals):.1%}, "
+        f"others called animal {sum(others) / len(others):.1%}",
+        f"{title}: {len(classes) / len(pairs):.1%} get the name of a class, "
+        f"{sum(classes) / max(1, len(classes)):.1%} of those right; "
+        f"{len(parts) / len(pairs):.1%} a coarser one, {sum(parts) / max(1, len(parts)):.1%} of those right",
+    ]
+
+
 def finish(loaded: pl.Loaded) -> None:
     """Wait for the GPU, so that what is timed is what was done."""
     if loaded.model.norm.weight.is_cuda:
@@ -221,11 +319,27 @@ def main() -> None:
     parser.add_argument(
         "--neighbours", type=int, help=f"to choose from; else all of them, or {CPU_NEIGHBOURS:,} without a GPU"
     )
+    parser.add_argument("--triage", action="store_true", help="what photos show, and nothing else")
+    parser.add_argument("--tiny-imagenet", type=Path, help="with --triage: the unpacked tiny-imagenet-200")
+    parser.add_argument("--tiny-photos", type=int, default=10_000, help="of its validation photos, the first")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
 
     loaded = pl.load(arguments.model, device=arguments.device)
+    if arguments.triage:
+        if loaded.groups is None:
+            parser.error(f"{arguments.model}: its classes have no groups")
+        sys.path.append(str(RECIPES))
+        table = read_groups(RECIPES / "default_groups.csv", loaded.groups.labels)
+        truth = dict(zip(table.labels, table.paths, strict=True))
+        asked = boxed_photos(arguments.data, arguments.photos)
+        asked += held_out_photos(arguments.training, arguments.held_out, truth)
+        if arguments.tiny_imagenet is not None:
+            classes = json.loads((SHARED / "things" / "classes.json").read_text())
+            asked += tiny_imagenet_photos(arguments.tiny_imagenet, arguments.tiny_photos, classes, truth)
+        print("\r" + triage(loaded, asked, arguments.batch))
+        return
     possible = ["lost", "tokencut", "features"]
     if isinstance(loaded.config, pl.ViTConfig):
         possible = ["cls"] * loaded.config.class_token + ["rollout", *possible]

@@ -11,6 +11,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import decode
 from patchlight.weights.convert import PROJECTIONS
+from patchlight.weights.groups import Named
 from patchlight.weights.load import Loaded
 
 
@@ -23,10 +24,12 @@ class Prediction:
     probabilities: tuple[float, ...]
     preprocess_fingerprint: str
     """Of the preprocessing that the photo went through."""
+    named: Named | None = None
+    """What it is called by as much as is sure, where the model's classes have groups."""
 
     def to_dict(self) -> dict[str, Any]:
         pairs = zip(self.labels, self.probabilities, strict=True)
-        return {
+        return ({} if self.named is None else self.named.to_dict()) | {
             "classes": [{"label": label, "probability": round(probability, 6)} for label, probability in pairs],
             "preprocess_fingerprint": self.preprocess_fingerprint,
         }
@@ -62,4 +65,5 @@ def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:
         labels=tuple(str(i) if loaded.labels is None else loaded.labels[i] for i in indices.tolist()),
         probabilities=tuple(probabilities.tolist()),
         preprocess_fingerprint=loaded.preprocess.config.fingerprint(),
+        named=None if loaded.groups is None else loaded.groups.named(logits_K[None])[0],
     )

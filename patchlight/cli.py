@@ -100,6 +100,7 @@ def inspect(
         "sha256": loaded.provenance.sha256,
         "parameters": parameters,
         "labels": None if loaded.labels is None else len(loaded.labels),
+        "groups": None if loaded.groups is None else ", ".join(loaded.groups.nodes),
     }
     config, preprocess = loaded.config.to_dict(), loaded.preprocess.config.to_dict()
     if as_json:
@@ -142,7 +143,7 @@ def classify(
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """The likeliest classes of photos, by a checkpoint with a head."""
+    """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
     changes = _parse_settings(settings or [])
 
     from patchlight.classification import classify as classify_photo
@@ -165,8 +166,10 @@ def classify(
         if as_json:
             typer.echo(json.dumps({"path": photo, "status": "ok"} | prediction.to_dict()))
         else:
+            said = [] if prediction.named is None else [*prediction.named.words(), "likeliest:"]
             pairs = zip(prediction.labels, prediction.probabilities, strict=True)
-            typer.echo(f"{photo}: " + ", ".join(f"{label} {probability:.1%}" for label, probability in pairs))
+            classes = ", ".join(f"{label} {probability:.1%}" for label, probability in pairs)
+            typer.echo(" ".join([f"{photo}:", *said, classes]))
     if failed:
         raise typer.Exit(3)
 
@@ -260,6 +263,8 @@ def crop(
     failed = f"; {summary.failed:,} failed" if summary.failed else ""
     crops = "1 crop" if summary.crops == 1 else f"{summary.crops:,} crops"
     typer.echo(f"{summary.photos:,} photos: {found or 'nothing'}{failed}; {crops} in {out}")
+    if summary.groups is not None:
+        typer.echo("shown: " + ", ".join(f"{count:,} {group}" for group, count in summary.groups.items()))
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
         typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
@@ -450,13 +455,14 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, t
 def publish(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     name: Annotated[str, typer.Option("--as", help="What `load` is to call it; `default` is the package's own.")],
+    groups: Annotated[Path | None, typer.Option(help="A CSV (label,group), in place of the run's data.groups.")] = None,
 ) -> None:
     """Make a run's model the one inside the package, which every command uses where none is named."""
     from patchlight.train.publish import put_into_package
 
     if name != "default":
         raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")
-    folder = put_into_package(run)
+    folder = put_into_package(run, groups=groups)
     typer.echo(folder)
     typer.echo(
         "patchlight: its confidence is not calibrated yet; python benchmarks/localize.py default --calibrate --write",

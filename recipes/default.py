@@ -46,7 +46,12 @@ def config() -> TrainConfig:
             drop_path=0.1,
             num_classes=560,
         ),
-        data=DataConfig(train="data/default/photos.csv", validation="data/default/held_out.csv", workers=16),
+        data=DataConfig(
+            train="data/default/photos.csv",
+            validation="data/default/held_out.csv",
+            groups="recipes/default_groups.csv",
+            workers=16,
+        ),
         preprocess=PreprocessConfig(image_size=128, resize="squash", crop_pct=1.0),
         subject=SubjectConfig(),
         optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.008, weight_decay=0.05, warmup=0.03, clip_grad=None),

@@ -17,6 +17,7 @@ from patchlight.batch.rows import Row, read_rows
 from patchlight.batch.work import unwritable
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
+from patchlight.weights.groups import UNKNOWN
 
 Format = Literal["json", "csv", "megadetector", "coco"]
 
@@ -61,14 +62,31 @@ def export(folder: Path, name: str, *, base: str, detector: str = "patchlight") 
 
 def _write_megadetector(file: IO[str], rows: Callable[[], Iterator[Row]], base: str, detector: str) -> None:
     info = {"format_version": "1.4", "detector": f"patchlight {__version__}: {detector}"}
-    # MegaDetector's own categories, since its readers know no others; all that is found is of the first.
-    categories = {"1": "animal", "2": "person", "3": "vehicle"}
-    file.write(f'{{"info": {json.dumps(info)},\n"detection_categories": {json.dumps(categories)},\n"images": ')
-    _write_list(file, (_megadetector_image(row, base) for row in rows()))
+    # MegaDetector's own categories come first; other groups follow as they appear.
+    groups, labels = _Numbers(1, ("animal", "person", "vehicle")), _Numbers(0)
+    file.write(f'{{"info": {json.dumps(info)},\n"images": ')
+    _write_list(file, (_megadetector_image(row, base, groups, labels) for row in rows()))
+    file.write(f',\n"detection_categories": {json.dumps(groups.names())}')
+    if labels.names():
+        file.write(f',\n"classification_categories": {json.dumps(labels.names())}')
     file.write("}")
 
 
-def _megadetector_image(row: Row, base: str) -> dict[str, Any]:
+class _Numbers:
+    """Names by numbers, as they come."""
+
+    def __init__(self, first: int, names: Iterable[str] = ()) -> None:
+        self._first = first
+        self._numbers = {name: str(number) for number, name in enumerate(names, first)}
+
+    def of(self, name: str) -> str:
+        return self._numbers.setdefault(name, str(self._first + len(self._numbers)))
+
+    def names(self) -> dict[str, str]:
+        return {number: name for name, number in self._numbers.items()}
+
+
+def _megadetector_image(row: Row, base: str, groups: _Numbers, labels: _Numbers) -> dict[str, Any]:
     image: dict[str, Any] = {"file": _relative(row["path"], base)}
     if row.get("burst"):
         image["burst"] = row["burst"]["id"]  # readers leave alone what they do not know
@@ -76,16 +94,20 @@ def _megadetector_image(row: Row, base: str) -> dict[str, Any]:
         return image | {"failure": f"{row['reason']}: {row['detail']}", "detections": None}
     width, height = row["size"]
     boxes = row["boxes"] if row["decision"] != "none" else []
+    # What may be an animal stays one: to miss it is worse than to look at something else.
+    category = groups.of("animal" if row["group"] in (None, UNKNOWN) else row["group"]) if boxes else ""
     detections = []
     for box in boxes:
         x0, y0, x1, y1 = box["xyxy"]
         detections.append(
             {
-                "category": "1",
+                "category": category,
                 "conf": _confidence(row, box),
                 "bbox": [_share(x0, width), _share(y0, height), _share(x1 - x0, width), _share(y1 - y0, height)],
             }
         )
+    if detections and row["label"] is not None:  # what the photo shows, so of its best box
+        detections[0]["classifications"] = [[labels.of(row["label"]), row["label_confidence"]]]
     return image | {"width": width, "height": height, "detections": detections}
 
 

@@ -29,6 +29,7 @@ from patchlight.families import ModelConfig
 from patchlight.geometry import View
 from patchlight.localizing.find import Localization, from_heat
 from patchlight.localizing.heat import Method
+from patchlight.weights.groups import Named
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Look:
     heat_hw: npt.NDArray[np.float32]
     view: View
     thumb_HWC: npt.NDArray[np.uint8]
+    named: Named | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class LookBook(Lines):
                 "view": asdict(found.view),
                 "heat": {"size": heat_hw.shape, "float32": base64.b64encode(heat_hw.astype("<f4").tobytes()).decode()},
                 "thumb": base64.b64encode(seen.thumb).decode(),
+                "named": None if found.named is None else asdict(found.named),
             }
         )
 
@@ -90,6 +93,7 @@ class LookBook(Lines):
             levels.astype(np.float32).reshape(record["heat"]["size"]),
             View(**view),
             unpack_thumb(base64.b64decode(record["thumb"])),
+            None if record["named"] is None else Named(**record["named"]),
         )
 
 
@@ -175,5 +179,6 @@ def judged(
     found = from_heat(torch.from_numpy(result.heats_Thw), views, config, method, most, threshold, min_area, calibration)
     unchanged = result.unchanged_T.tolist()
     return [
-        (replace(each, decision=settle(each.decision, same)), same) for each, same in zip(found, unchanged, strict=True)
+        (replace(each, decision=settle(each.decision, same), named=look.named), same)
+        for look, each, same in zip(looks, found, unchanged, strict=True)
     ]

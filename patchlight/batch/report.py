@@ -219,12 +219,18 @@ def _packed(row: dict[str, Any], has_thumb: bool, side: int) -> list[Any]:
         _heat(row.get("heat"), side),
         int(has_thumb),
         _text(row.get("method")),
-        *(
-            [[burst["id"], burst["frame"], burst["frames"], _text(burst["time"])]]
-            if (burst := row.get("burst"))
-            else []
-        ),
+        *_more(row),
     ]
+
+
+def _more(row: dict[str, Any]) -> list[Any]:
+    """Of its burst and of what it shows, where something is known of these."""
+    burst, group = row.get("burst"), row.get("group")
+    frame = [burst["id"], burst["frame"], burst["frames"], _text(burst["time"])] if burst else None
+    if group is None:
+        return [] if frame is None else [frame]
+    name = [_text(row["label"]), _number(row["label_confidence"], 3)] if row["label"] is not None else []
+    return [frame, [group, _number(row["group_confidence"], 3), *name]]
 
 
 def _heat(heat: Any, side: int) -> list[Any] | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.batch.inputs import Input
-from patchlight.batch.rows import Row
+from patchlight.batch.rows import NAMED, Row
 from patchlight.batch.work import Stamp, unwritable
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing
@@ -33,7 +33,7 @@ TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
 
 COLUMNS = (
     *("path", "status", "reason", "detail", "width", "height", "decision", "confidence", "method"),
-    *("subjects", "x0", "y0", "x1", "y1", "score", "crops"),
+    *("subjects", "x0", "y0", "x1", "y1", "score", "crops", *NAMED),
 )
 """Of results.csv; the box is the best one, and several crops are parted by semicolons."""
 
@@ -292,7 +292,8 @@ def _cells(row: Row) -> list[Any]:
     width, height = row["size"] or (None, None)
     about = [row[name] for name in ("path", "status", "reason", "detail")]
     found = [width, height, row["decision"], row["confidence"], row["method"], len(row["boxes"])]
-    return [*about, *found, *best["xyxy"], best["score"], ";".join(row["crops"])]
+    named = [row[name] for name in NAMED]
+    return [*about, *found, *best["xyxy"], best["score"], ";".join(row["crops"]), *named]
 
 
 def _burst_cells(row: Row) -> list[Any]:

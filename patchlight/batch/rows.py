@@ -15,7 +15,10 @@ from patchlight.geometry import Box
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
     from patchlight.localizing.find import Localization
 
-VERSION = 1
+VERSION = 2
+
+NAMED = ("group", "group_confidence", "label", "label_confidence")
+"""What the photo shows, by a model whose classes have groups; null by others."""
 
 Row = dict[str, Any]
 
@@ -33,6 +36,7 @@ def row_of(path: str, found: "Localization", crops: Sequence[str] = ()) -> Row:
         "decision": found.decision,
         "confidence": round(float(found.confidence), 4),
         "method": found.method,
+        **(dict.fromkeys(NAMED) if found.named is None else found.named.to_dict()),
         "boxes": [
             {
                 "xyxy": [
@@ -64,7 +68,7 @@ def _region(found: "Localization") -> dict[str, list[float]]:
 
 
 def error_row(path: str, reason: str, detail: str) -> Row:
-    empty = dict.fromkeys(("size", "decision", "confidence", "method"))
+    empty = dict.fromkeys(("size", "decision", "confidence", "method", *NAMED))
     about = {"version": VERSION, "path": path, "status": "error", "reason": reason, "detail": detail}
     return about | empty | {"boxes": [], "crops": [], "heat": None}
 

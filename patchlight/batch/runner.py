@@ -34,7 +34,7 @@ from patchlight.batch.looks import FrameSequence, LookBook, judged, sequences_of
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_path, write_report
 from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, digest, read_json
-from patchlight.batch.rows import Row, error_row, row_of
+from patchlight.batch.rows import VERSION, Row, error_row, row_of
 from patchlight.batch.work import Failed, Seen, Stamp, Unwritable, cut_photo, read_photo, stamp_of, unwritable
 from patchlight.config import JsonConfig, check_types, require
 from patchlight.errors import PatchlightError
@@ -133,6 +133,8 @@ class Summary:
     crops: int = 0
     bursts: dict[str, int] | None = None
     """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
+    groups: dict[str, int] | None = None
+    """How many photos show what, by a model whose classes have groups."""
     seconds: float = 0.0
     rate: float = 0.0
     report: Path | None = None
@@ -226,11 +228,13 @@ def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> 
     """Everything that the rows depend on, besides the photos, by name."""
     return settings.to_dict() | {
         "patchlight": __version__,
+        "version": VERSION,
         "lossless_by": None if jpegtran is None else "jpegtran",
         "model": loaded.provenance.sha256,
         "model.settings": loaded.config.to_dict(),
         "model.preprocess": loaded.preprocess.config.to_dict(),
         "model.subject": None if loaded.subject is None else loaded.subject.to_dict(),
+        "model.groups": None if loaded.groups is None else loaded.groups.fingerprint(),
     }
 
 
@@ -681,6 +685,7 @@ def _finished(
         reasons=summary["reasons"],
         crops=summary["crops"],
         bursts=summary.get("bursts"),
+        groups=summary.get("groups"),
         report=folder.path / "report.html" if report else None,
         exports=tuple(folder.path / file_of(each) for each in formats),
     )
@@ -701,6 +706,7 @@ def _finish(
 ) -> Summary:
     decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
     reasons: Counter[str] = Counter()
+    groups: Counter[str] = Counter()
     crops = 0
     bursts: dict[str, bool] = {}  # whether they are empty
     folder.write_rows(lambda: (journal.row(photo) for photo in photos), bursts=made_with["burst"])
@@ -708,6 +714,7 @@ def _finish(
         row = journal.row(photo)
         if row["status"] == "ok":
             decisions[row["decision"]] += 1
+            groups[row["group"]] += 1
             if row.get("burst"):
                 identity = row["burst"]["id"]
                 bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"
@@ -730,6 +737,7 @@ def _finish(
         "reasons": dict(sorted(reasons.items())),
         "crops": crops,
         **({"bursts": counts} if made_with["burst"] else {}),
+        **({} if loaded.groups is None else {"groups": dict(sorted(groups.items()))}),
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
         "model": {
             "source": loaded.provenance.source,
@@ -758,6 +766,7 @@ def _finish(
         reasons=dict(reasons),
         crops=crops,
         bursts=counts if made_with["burst"] else None,
+        groups=None if loaded.groups is None else dict(sorted(groups.items())),
         seconds=seconds,
         rate=rate,
         report=page,

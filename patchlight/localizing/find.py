@@ -269,9 +269,7 @@ def localize_batch(
     used = resolve_method(loaded, method)
     looks = Looks(loaded, images_BCHW, [method])
     calibration = calibration_for(loaded, used)
-    found = from_heat(
-        looks.heat(method), views, loaded.model.config, used, most, threshold, min_area, calibration
-    )
+    found = from_heat(looks.heat(method), views, loaded.model.config, used, most, threshold, min_area, calibration)
     if loaded.groups is None:
         return found
     named = loaded.groups.named(looks.logits())

@@ -128,7 +128,13 @@ class LabelledShare(BaseModel):
 
 
 class Classes(BaseModel):
+    """Group and label are null where the model's classes have no groups, the label also where none is sure."""
+
     classes: list[LabelledShare]
+    group: Annotated[str | None, Field(description="What it shows: animal, thing, ..., or unknown")] = None
+    group_confidence: Annotated[float | None, Field(description="The summed probability of its classes")] = None
+    label: Annotated[str | None, Field(description="The finest name with at least half of the probability")] = None
+    label_confidence: float | None = None
 
 
 class CostsAnswer(BaseModel):

@@ -385,7 +385,9 @@ def _routes(desk: Desk) -> APIRouter:
         """The likeliest classes, by a model that names them."""
         check_names_classes(engine.model(model).loaded)
         served, seen = await desk.seen(desk.photos.get(photo), model)
-        return answers.Classes(classes=_classes(served.loaded, seen.output_K, top))
+        named = likeliest(served.loaded, seen.output_K).named
+        about = {} if named is None else named.to_dict()
+        return answers.Classes(classes=_classes(served.loaded, seen.output_K, top), **about)
 
     @api.get("/photos/{photo}/shuffle")
     async def shuffle(

@@ -168,7 +168,7 @@ def _changed(config: TrainConfig) -> Iterator[tuple[str, ...]]:
     """The settings that were given another value than the default, or that have none."""
     for name, value, default in _settings(config, ""):
         if name not in _NOT_SETTINGS and value != default:
-            shown = _name(value) if name in ("start", "distill.teacher") else value
+            shown = _name(value) if name in ("start", "distill.teacher", "data.groups") and value else value
             yield f"`{name}`", _plain(shown), "" if default is dataclasses.MISSING else _plain(default)
 
 

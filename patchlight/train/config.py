@@ -29,6 +29,9 @@ class DataConfig(JsonConfig):
     validation_share: float = 0.1
     # Use a part of the training photos, the same share of every class.
     train_share: float = 1.0
+    # A CSV with the columns label and group (animal, animal/bird, thing, ...; `bird/*` is many labels), which the
+    # finished model carries, see weights/groups.py.
+    groups: str | None = None
     # Processes that read photos; 0 reads in the training process.
     workers: int = 2
 
@@ -145,6 +148,7 @@ class TrainConfig(JsonConfig):
             require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
         else:
             require(self.model.num_classes == 0, f"{ways[0]} learns without labels; set model.num_classes=0")
+            require(self.data.groups is None, f"{ways[0]} learns no classes to group; set data.groups=None")
         require(
             not ways or isinstance(self.model, ViTConfig),
             f"{' and '.join(ways)} teaches a ViT; a {self.model.to_dict()['architecture']} learns from labels",

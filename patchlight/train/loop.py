@@ -36,6 +36,7 @@ from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
 from patchlight.train.subject import FindSubject, on_canvases
+from patchlight.weights.groups import read_groups
 from patchlight.weights.load import load
 
 
@@ -99,6 +100,7 @@ def _train(
             f"{config.data.train}: has {len(training.classes)} classes, the model {config.model.num_classes}; "
             f"--set model.num_classes={len(training.classes)}"
         )
+    groups = None if config.data.groups is None else read_groups(config.data.groups, training.classes)
     steps = max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size))
     steps_an_epoch = len(training) * config.augment.repeats / config.batch_size
     processes.check_batch(config)
@@ -256,7 +258,7 @@ def _train(
         notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
         for name, content in learner.pictures(validation, processes.device).items():
             folder.replace(name, content)
-        publish(folder, learner, shown.cpu(), training, result, seconds, processes.hardware(), notes)
+        publish(folder, learner, shown.cpu(), training, result, seconds, processes.hardware(), notes, groups)
     processes.wait()
     return result
 

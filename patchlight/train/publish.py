@@ -10,6 +10,7 @@ from patchlight.train.card import training_card
 from patchlight.train.data import Dataset
 from patchlight.train.learner import Learner, Result
 from patchlight.train.run_folder import RunFolder
+from patchlight.weights.groups import Groups, read_groups
 from patchlight.weights.load import ASSETS, load
 from patchlight.weights.read import check_finite
 from patchlight.weights.save import save
@@ -24,11 +25,12 @@ def publish(
     seconds: float,
     hardware: str,
     notes: list[str],
+    groups: Groups | None = None,
 ) -> None:
     config = learner.config
     labels = training.classes if config.labelled else None
     extras = learner.published_with()
-    save(model, folder.path, preprocess=config.preprocess, labels=labels, overwrite=True, **extras)
+    save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
     summary = result.summary() | {"photos": len(training), "validation_photos": result.photos}
     card = training_card(config, training.classes, summary, seconds, hardware, notes)
     folder.replace("README.md", card.encode())
@@ -39,13 +41,19 @@ def publish(
         pass  # no matplotlib: the numbers are in metrics.jsonl
 
 
-def put_into_package(run: str | Path, assets: Path = ASSETS) -> Path:
-    """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card."""
+def put_into_package(run: str | Path, assets: Path = ASSETS, groups: str | Path | None = None) -> Path:
+    """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card.
+
+    `groups` is a table as `read_groups` takes it, in place of the run's own.
+    """
     folder = RunFolder(run)
     loaded = load(folder.path)
     loaded.model.half()
     check_finite(dict(loaded.model.state_dict()), f"{run} in half precision")
-    target = save(loaded, assets / "default", overwrite=True)
+    if groups is not None and loaded.labels is None:
+        raise PatchlightError(f"{run}: names no classes, so that {groups} has nothing to group; leave it out")
+    table = None if groups is None or loaded.labels is None else read_groups(groups, loaded.labels)
+    target = save(loaded, assets / "default", groups=table, overwrite=True)
     card = folder.path / "README.md"
     if card.is_file():
         with replacing(target / "README.md") as temporary:

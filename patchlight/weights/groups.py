@@ -6,7 +6,9 @@ that photos are sorted by. A class whose group is not known, or that is mixed, i
 
 import csv
 import functools
+import hashlib
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -35,6 +37,11 @@ class Named:
     label: str | None
     """The finest name with at least half of the probability: a class, or a part of the group, such as "bird"."""
     label_confidence: float | None
+
+    def words(self) -> list[str]:
+        """For people: "animal 97.1%, bird 95.0%;"."""
+        group = self.group if self.group_confidence is None else f"{self.group} {self.group_confidence:.1%}"
+        return [f"{group};"] if self.label is None else [f"{group},", f"{self.label} {self.label_confidence:.1%};"]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -76,6 +83,10 @@ class Groups:
         rows = [[path == node or path.startswith(f"{node}/") for node in self.nodes] for path in self.paths]
         return torch.tensor(rows, dtype=torch.float32).reshape(len(self.paths), len(self.nodes))
 
+    def fingerprint(self) -> str:
+        """Differs for other labels or groups."""
+        return hashlib.sha256(json.dumps([self.labels, self.paths]).encode()).hexdigest()[:16]
+
     def sums(self, logits_BK: Tensor) -> Tensor:
         """The summed probability of each node: sums_BG, float32, on the logits' device."""
         return logits_BK.float().softmax(1) @ self._member_KG.to(logits_BK.device)
@@ -112,7 +123,7 @@ def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:
     label that no row fits is of the group "unknown".
     """
     rows = _read_table(Path(path))
-    exact = {label: group for label, group in reversed(rows)}
+    exact = dict(reversed(rows))
     paths = []
     for label in labels:
         fitting = (group for pattern, group in rows if fnmatchcase(label, pattern))

@@ -43,7 +43,7 @@ def save(
     if isinstance(model, Loaded):
         preprocess = preprocess or model.preprocess.config
         if labels is None:
-            labels, groups = model.labels, groups or model.groups
+            labels, groups = model.labels, groups or model.groups  # of other labels, the groups would be others
         subject = subject or model.subject
         licence = licence or model.provenance.licence
     if not isinstance(vit, Model):
