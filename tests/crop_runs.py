@@ -1,6 +1,7 @@
 """A tiny model that finds something in every photo, photos for it, and what a run has left behind."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,22 @@ from PIL import Image
 
 from models_at_random import randomize, tiny_vit
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
+from patchlight.weights.groups import Groups
 from patchlight.weights.save import save
 
 
-def save_model(folder: Path, seed: int = 0, **preprocess: Any) -> Path:
+def save_model(folder: Path, seed: int = 0, groups: Sequence[str] | None = None, **preprocess: Any) -> Path:
     vit = tiny_vit()
     randomize(vit, seed)
     config = PreprocessConfig(**{"image_size": (32, 32), "resize": "squash", "crop_pct": 1.0, **preprocess})
+    labels = None if groups is None else tuple(f"class {number}" for number in range(len(groups)))
     return save(
-        vit, folder, preprocess=config, subject=SubjectHeat(scale=1.0, bias=0.0, calibration=Calibration(bias=2.0))
+        vit,
+        folder,
+        preprocess=config,
+        labels=labels,
+        groups=None if labels is None or groups is None else Groups(labels, tuple(groups)),
+        subject=SubjectHeat(scale=1.0, bias=0.0, calibration=Calibration(bias=2.0)),
     )
 
 

@@ -290,6 +290,25 @@ def test_bursts_stand_together_and_can_be_shown_alone(page: Any, tmp_path: Path)
     assert len(shown_names(page)) == 5
 
 
+def test_photos_are_chosen_by_what_they_show(page: Any, tmp_path: Path) -> None:
+    rows = []
+    for number, group in enumerate(["animal", "thing", "animal", "unknown", "<b>odd</b>"]):
+        said = {"group": group, "group_confidence": None if group == "unknown" else 0.9}
+        said |= {"label": "bird/crow" if number == 2 else None, "label_confidence": 0.7 if number == 2 else None}
+        rows.append(ok_row(f"{number}.jpg", "subject", 0.9 - 0.1 * number) | said)
+    page.goto(report(tmp_path, [*rows, error_row("bad.jpg")]))
+    assert page.locator("#group option").all_text_contents() == [
+        *("Shows anything", "Shows: <b>odd</b> (1)", "Shows: animal (2)", "Shows: thing (1)", "Shows: unknown (1)")
+    ]
+    page.locator("#group").select_option("animal")
+    assert page.locator(".card .name").all_text_contents() == ["2.jpg", "0.jpg"]
+    assert page.locator(".card .of").all_text_contents() == ["animal", "animal"]
+    assert page.locator(".fault").count() == 0
+    page.locator(".card").first.click()
+    assert "animal, 90 %" in page.locator("#values").text_content()
+    assert "bird/crow, 70 %" in page.locator("#values").text_content()
+
+
 def test_without_bursts_nothing_speaks_of_them(page: Any, tmp_path: Path) -> None:
     page.goto(report(tmp_path / "run", [ok_row("a.jpg", "subject", 0.9)]))
     assert "burst" not in page.locator("#summary").text_content()

@@ -13,6 +13,8 @@ from models_at_random import tiny_vit
 from patchlight import __version__, variant
 from patchlight.weights.save import save
 
+DEMO = Path(__file__).parents[2] / "demo"
+
 
 def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "patchlight", *arguments]
@@ -105,6 +107,19 @@ def test_classify(pets: Path) -> None:
     assert rows[0]["reason"] == "not-an-image"
     assert sum(each["probability"] for each in rows[1]["classes"]) == pytest.approx(1, abs=1e-4)
     assert len(rows[1]["preprocess_fingerprint"]) == 12
+
+
+def test_classify_says_first_what_is_sure(pets: Path) -> None:
+    cat = str(DEMO / "chelsea.png")
+    (row,) = map(json.loads, patchlight("classify", cat, "--json", cwd=pets).stdout.splitlines())
+    assert row["group"] == "animal"
+    one = patchlight("classify", cat, "--top", "1", cwd=pets)
+    sure = f"animal {row['group_confidence']:.1%}"
+    if row["label"] is not None:
+        sure += f", {row['label']} {row['label_confidence']:.1%}"
+    best = row["classes"][0]
+    assert one.stdout == f"{cat}: {sure}; likeliest: {best['label']} {best['probability']:.1%}\n"
+    assert "animal, animal/bird" in patchlight("inspect", "default", cwd=pets).stdout
 
 
 def test_a_bad_photo_or_model_is_one_line(pets: Path) -> None:

@@ -99,6 +99,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert table[0]["path"] == "a,b\n.jpg"
     assert (table[0]["x0"], table[0]["y1"], table[0]["score"], table[0]["subjects"]) == ("10.0", "70.0", "0.8", "2")
     assert table[0]["crops"] == "crops/a.jpg;crops/a.crop2.jpg"
+    assert (table[0]["group"], table[0]["group_confidence"], table[0]["label"]) == ("animal", "0.95", "")
     assert (table[1]["path"], table[1]["reason"], table[1]["x0"]) == ("'=bad.jpg", "empty", "")
     assert table[2]["path"] == "\\udcff.jpg"
     lines = [json.loads(line) for line in folder.results.read_text(encoding="ascii").splitlines()]
@@ -140,6 +141,29 @@ def test_megadetector(tmp_path: Path) -> None:
     ]
     assert bad == {"file": "bad.jpg", "failure": "truncated: it ends too early", "detections": None}
     assert empty["detections"] == odd["detections"] == []
+
+
+def test_megadetector_has_what_is_known_of_the_photos(tmp_path: Path) -> None:
+    said = [
+        ("animal", "bird"),
+        ("person", None),
+        ("vehicle", "car"),
+        ("thing", "bird"),
+        ("unknown", None),
+        (None, None),
+    ]
+    rows = [
+        ok_row(f"/photos/{number}.jpg", group=group, label=label, label_confidence=None if label is None else 0.7)
+        for number, (group, label) in enumerate(said)
+    ]
+    made = exported(tmp_path, "megadetector", [*rows, ok_row("/photos/empty.jpg", decision="none", group="sky")])
+    assert made["detection_categories"] == {"1": "animal", "2": "person", "3": "vehicle", "4": "thing"}
+    assert made["classification_categories"] == {"0": "bird", "1": "car"}
+    detections = [image["detections"] for image in made["images"][:-1]]
+    assert [[each["category"] for each in several] for several in detections] == [[n, n] for n in "123411"]
+    named = [several[0].get("classifications") for several in detections]
+    assert named == [[["0", 0.7]], None, [["1", 0.7]], [["0", 0.7]], None, None]
+    assert not any("classifications" in several[1] for several in detections)
 
 
 def test_coco(tmp_path: Path) -> None:

@@ -110,6 +110,26 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_registers": 2, "layer_scale": 0.3},
+        {"distill_token": True},
+        {"pooling": "mean", "final_norm": "pooled"},
+        {"pooling": "cls_mean"},
+        {"block_norm": "after", "position": "relative_bias"},
+        {"class_token": False, "pooling": "attention"},
+    ],
+)
+def test_the_head_reads_the_same_pass(settings: dict[str, Any]) -> None:
+    model, image = tiny_vit(**settings), torch.randn(2, 3, 32, 32)
+    known = loaded(model, SubjectHeat(scale=0.7, bias=-0.4))
+    passes: list[Looks] = [Looks(known, image, [method]) for method in ("tokencut", "features", "rollout")]
+    passes.append(Looks(known, image, ["lost"], visit=lambda index, heads, x_BND: None))
+    for looks in passes:
+        torch.testing.assert_close(looks.logits(), model(image))
+
+
+@pytest.mark.parametrize(
     "settings", [{}, {"position": "rope2d"}, {"position": "relative_bias"}, {"block_norm": "after"}], ids=str
 )
 def test_the_last_heads_are_those_of_the_whole_pass(settings: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.train.loop import Stopped, train
 from patchlight.train.objective import Classification, distillation_loss
+from patchlight.train.publish import put_into_package
 from patchlight.train.step import _apart
 from patchlight.weights.load import load
 
@@ -437,3 +438,21 @@ def test_gradients_that_are_no_numbers_are_far_apart(worst: float) -> None:
     compiled[5, 0] = worst
     assert _apart("blocks.0.attn.qkv.weight", compiled, plain) == torch.inf
     assert _apart("blocks.0.attn.qkv.weight", plain * 1.02, plain) == pytest.approx(0.02, rel=1e-3)
+
+
+def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> None:
+    table = tmp_path / "groups.csv"
+    table.write_text("label,group\nred,warm/fire\n*e*,cold\n")
+    config = settings(photos, epochs=0.3, **{"data.groups": str(table)})
+    train(config, tmp_path / "run")
+    groups = load(tmp_path / "run").groups
+    assert groups is not None
+    assert dict(zip(groups.labels, groups.paths, strict=True)) == {"blue": "cold", "green": "cold", "red": "warm/fire"}
+    table.write_text("label,group\nred,hot\n")
+    put_into_package(tmp_path / "run", tmp_path / "assets", groups=table)
+    groups = load(tmp_path / "assets" / "default").groups
+    assert groups is not None
+    assert groups.paths == ("unknown", "unknown", "hot")
+    with pytest.raises(PatchlightError, match="cannot be read"):
+        train(settings(photos, **{"data.groups": "absent.csv"}), tmp_path / "none")
+    assert not (tmp_path / "none" / "run.json").exists()

@@ -1,0 +1,67 @@
+"""What photos show goes from the model to the rows, whichever way they are looked at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import patchlight as pl
+from crop_runs import make_photos, rows_of, save_model
+from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.errors import PatchlightError
+from patchlight.weights.groups import Groups
+from patchlight.weights.save import save
+
+GROUPS = ("animal/bird", "animal/bird", "thing", "vehicle", "unknown")
+NAMED = ("group", "group_confidence", "label", "label_confidence")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "grouped", groups=GROUPS)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    make_photos(folder, 6)
+    return folder
+
+
+@pytest.mark.parametrize("how", [{}, {"second_look": True}, {"tiles": 2}, {"burst": True}, {"method": "features"}])
+def test_rows_have_what_the_model_says(how: dict[str, Any], photos: Path, tmp_path: Path, model: Path) -> None:
+    loaded = pl.load(model)
+    summary = crop_photos([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
+    rows = rows_of(tmp_path / "out")
+    for row, path in zip(rows, sorted(photos.iterdir()), strict=True):
+        with torch.inference_mode():
+            shares = loaded.model(loaded.preprocess(pl.decode(path, fast_size=(32, 32)))[0][None])[0].softmax(0)
+        sums = {"animal": shares[:2].sum(), "thing": shares[2], "vehicle": shares[3]}
+        best = max(sums, key=lambda group: float(sums[group]))
+        sure = sums[best] >= 0.5
+        assert row["group"] == (best if sure else "unknown")
+        assert row["group_confidence"] == (pytest.approx(float(sums[best]), abs=2e-4) if sure else None)
+    counted = {group: [row["group"] for row in rows].count(group) for group in sorted({row["group"] for row in rows})}
+    assert summary.groups == counted
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["groups"] == counted
+    again = crop_photos([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
+    assert (again.computed, again.groups) == (0, counted)
+
+
+def test_without_groups_nothing_is_said(photos: Path, tmp_path: Path) -> None:
+    plain = save_model(tmp_path / "plain")
+    summary = crop_photos([photos], tmp_path / "out", model=plain, workers=0, device="cpu")
+    assert summary.groups is None
+    assert all(row[name] is None for row in rows_of(tmp_path / "out") for name in NAMED)
+    assert "groups" not in json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> None:
+    crop_photos([photos], tmp_path / "out", model=model, workers=0, device="cpu")
+    loaded = pl.load(model)
+    assert loaded.labels is not None
+    save(loaded, tmp_path / "other", groups=Groups(loaded.labels, ("thing",) * 5))
+    with pytest.raises(PatchlightError, match=r"begun with model\.groups="):
+        crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")

@@ -1,0 +1,122 @@
+"""Groups against sums that are written out, their table, and their way through a saved model."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import patchlight as pl
+from models_at_random import tiny_vit
+from patchlight.errors import PatchlightError
+from patchlight.weights.groups import Groups, Named, read_groups
+from patchlight.weights.save import save
+
+LABELS = ("crow", "jay", "cat", "car", "mixed")
+GROUPS = Groups(LABELS, ("animal/bird", "animal/bird", "animal", "vehicle", "unknown"))
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ((0.60, 0.10, 0.10, 0.10, 0.10), Named("animal", 0.8, "crow", 0.6)),
+        ((0.40, 0.30, 0.10, 0.10, 0.10), Named("animal", 0.8, "bird", 0.7)),
+        ((0.30, 0.10, 0.30, 0.20, 0.10), Named("animal", 0.7, None, None)),
+        ((0.10, 0.10, 0.10, 0.60, 0.10), Named("vehicle", 0.6, "car", 0.6)),
+        ((0.15, 0.15, 0.15, 0.40, 0.15), Named("unknown", None, None, None)),
+        ((0.10, 0.10, 0.05, 0.05, 0.70), Named("unknown", None, "mixed", 0.7)),
+    ],
+)
+def test_a_photo_is_called_what_is_sure(probabilities: tuple[float, ...], expected: Named) -> None:
+    assert math.isclose(sum(probabilities), 1)
+    (named,) = GROUPS.named(torch.tensor([probabilities]).log() + 3)
+    assert (named.group, named.label) == (expected.group, expected.label)
+    assert named.group_confidence == pytest.approx(expected.group_confidence)
+    assert named.label_confidence == pytest.approx(expected.label_confidence)
+
+
+def test_sums_are_those_of_the_classes() -> None:
+    logits = torch.randn(7, 5, dtype=torch.bfloat16)
+    shares = logits.double().softmax(1)
+    assert GROUPS.nodes == ("animal", "animal/bird", "vehicle")
+    assert GROUPS.names == ("animal", "vehicle")
+    expected = [shares[:, :3].sum(1), shares[:, :2].sum(1), shares[:, 3]]
+    torch.testing.assert_close(GROUPS.sums(logits), torch.stack(expected, 1).float())
+
+
+def test_the_table_of_groups(tmp_path: Path) -> None:
+    table = tmp_path / "groups.csv"
+    table.write_text("label,about,group\nbird/*,,animal/bird\n*,,thing\nbird/plastic,a toy,thing/toy\n\nx,,unknown\n")
+    groups = read_groups(table, ["bird/crow", "bird/plastic", "x", "cup"])
+    assert groups.paths == ("animal/bird", "thing/toy", "unknown", "thing")
+    table.write_text("label,group\nbird/*,animal\n")
+    assert read_groups(table, ["bird/crow", "cup"]).paths == ("animal", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file,label\na,b\n", "must name the columns label,group"),
+        ("", "must name the columns label,group"),
+        ("label,group\ncup,\n", "the row of 'cup' has the group ''"),
+        ("label,group\ncup,thing/\n", "the row of 'cup' has the group 'thing/'"),
+        ("label,group\ncup,animal/unknown\n", "animal/unknown"),
+        ("label,group\ncup,thing\n", "no row fits any of the 2 classes, such as 'crow'"),
+        ("label,group\n\xff", "is not UTF-8"),
+    ],
+)
+def test_a_table_that_is_none(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "groups.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PatchlightError, match=message):
+        read_groups(tmp_path / "groups.csv", ["crow", "jay"])
+    with pytest.raises(PatchlightError, match="cannot be read"):
+        read_groups(tmp_path / "absent.csv", ["crow"])
+
+
+def test_groups_go_with_the_model(tmp_path: Path) -> None:
+    save(tiny_vit(), tmp_path / "model", labels=LABELS, groups=GROUPS)
+    loaded = pl.load(tmp_path / "model")
+    assert loaded.groups == GROUPS
+    save(loaded, tmp_path / "again")
+    assert pl.load(tmp_path / "again").groups == GROUPS
+    save(loaded, tmp_path / "renamed", labels=[f"{label}2" for label in LABELS])
+    assert pl.load(tmp_path / "renamed").groups is None
+    assert pl.load(tmp_path / "model", num_classes=3).groups is None
+    with pytest.raises(PatchlightError, match="other labels"):
+        save(tiny_vit(), tmp_path / "wrong", labels=LABELS[::-1], groups=GROUPS)
+    save(tiny_vit(), tmp_path / "none", labels=LABELS)
+    assert pl.load(tmp_path / "none").groups is None
+
+
+@pytest.mark.parametrize("groups", [["animal"], ["animal"] * 4 + [7], ["animal"] * 4 + [""], 5])
+def test_damaged_groups_are_named(tmp_path: Path, groups: object) -> None:
+    save(tiny_vit(), tmp_path / "model", labels=LABELS, groups=GROUPS)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["patchlight"]["groups"] = groups
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PatchlightError, match="model"):
+        pl.load(tmp_path / "model")
+
+
+def test_the_default_models_groups_are_those_of_its_recipe() -> None:
+    loaded = pl.load("default")
+    assert loaded.labels is not None
+    assert loaded.groups == read_groups(ROOT / "recipes" / "default_groups.csv", loaded.labels)
+    unknown = [label for label, path in zip(loaded.labels, loaded.groups.paths, strict=True) if path == "unknown"]
+    assert unknown == ["thing/brain_coral", "thing/coral_reef", "thing/spider_web", "thing/trilobite", "wild/other"]
+    assert loaded.groups.names == ("animal", "thing", "vehicle")
+
+
+def test_a_cat_is_an_animal_and_a_cup_is_none() -> None:
+    loaded = pl.load("default")
+    for photo, group in (("chelsea.png", "animal"), ("coffee.png", "thing")):
+        said = pl.classify(loaded, ROOT / "demo" / photo)
+        assert said.named is not None
+        assert said.named.group == group
+        assert said.to_dict()["group"] == group
+        found = pl.localize(ROOT / "demo" / photo, loaded)
+        assert found.named is not None
+        assert found.named.group == group
+        assert found.named.group_confidence == pytest.approx(said.named.group_confidence, abs=0.02)
