@@ -235,7 +235,7 @@ def held_out_photos(folder: Path, count: int, truth: dict[str, str]) -> list[Ask
         source, _, class_name = labels[name].partition("/")
         label = f"{source}/{IMAGENETTE.get(class_name, class_name)}"
         content = holder[f"{name}.webp"].read(f"{name}.webp")
-        asked.append(Asked(content, f"held out: {truth[label].partition('/')[0]}", label, truth[label]))
+        asked.append(Asked(content, f"held out: {_kind(truth[label])}", label, truth[label]))
     return asked
 
 
@@ -248,9 +248,13 @@ def tiny_imagenet_photos(folder: Path, count: int, classes: Sequence[str], truth
     for line in (folder / "val" / "val_annotations.txt").read_text().splitlines()[:count]:
         file, wnid = line.split("\t")[:2]
         path = truth[labels[wnid]]
-        kind = f"Tiny-ImageNet: {path.partition('/')[0]}"
+        kind = f"Tiny-ImageNet: {_kind(path)}"
         asked.append(Asked(folder / "val" / "images" / file, kind, labels[wnid], path))
     return asked
+
+
+def _kind(path: str) -> str:
+    return "mixed" if path == UNKNOWN else path.partition("/")[0]
 
 
 def triage(loaded: pl.Loaded, asked: Sequence[Asked], batch: int) -> str:

@@ -26,6 +26,7 @@ from patchlight.files import replacing
 from patchlight.train.data import evaluation_batches
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
+from patchlight.train.trained_on import photos_trained_on
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 
@@ -260,6 +261,11 @@ def evaluate_photos(
         raise PatchlightError(
             f"{source}: none of its {len(dataset):,} photos can be read; {'; '.join(found.problems[:1])}"
         )
+    problems = list(found.problems)
+    if seen := photos_trained_on(loaded.provenance.path.parent, readable):
+        problems.insert(
+            0, f"{seen:,} of the {len(readable):,} photos are among those that it was trained on: others tell more"
+        )
     device = loaded.model.norm.weight.device
     batches = evaluation_batches(
         readable, batch_size=batch_size, preprocess=loaded.preprocess.config, workers=workers, device=device
@@ -272,7 +278,7 @@ def evaluate_photos(
         evaluation=evaluate(loaded.model, matched, dataset.classes if labels is None else labels, tell=tell),
         names=readable.names,
         left_out=tuple(dataset.names[index] for index in found.unreadable),
-        problems=tuple(found.problems),
+        problems=tuple(problems),
     )
 
 

@@ -20,6 +20,7 @@ from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
 from patchlight.signals import asked_to_stop
+from patchlight.train import trained_on
 from patchlight.train.checkpoint import read_newest, write_checkpoint
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch, Dataset, batches, split, subset
@@ -133,6 +134,7 @@ def _train(
         tell(f"going on after step {start} of {steps}")
     if processes.is_first:
         folder.begin(config)
+        folder.replace(trained_on.FILE, trained_on.marks_of(training))
         folder.forget_after(start)
 
     def save(step: int) -> None:

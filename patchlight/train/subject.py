@@ -232,6 +232,7 @@ def on_canvases(dataset: Dataset, side: int, workers: int) -> Dataset:
         images_NCHW[rows], extents_N2[rows], scale_N[rows] = found
     kept = Dataset(dataset.classes, dataset.labels_N, dataset.names, images_NCHW=images_NCHW, notes=dataset.notes)
     kept.extents_N2 = extents_N2
+    kept._hashes = dataset._hashes
     kept._fingerprint = dataset.fingerprint()  # of the files; hashing all these pixels would take as long as reading
     if dataset.boxes_N4 is not None:
         kept.boxes_N4 = dataset.boxes_N4 * scale_N[:, None]

@@ -26,6 +26,7 @@ from patchlight.models.vit import Block
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
+from patchlight.train.evaluate import evaluate_photos
 from patchlight.train.loop import Stopped, train
 from patchlight.train.objective import Classification, distillation_loss
 from patchlight.train.publish import put_into_package
@@ -456,3 +457,22 @@ def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path)
     with pytest.raises(PatchlightError, match="cannot be read"):
         train(settings(photos, **{"data.groups": "absent.csv"}), tmp_path / "none")
     assert not (tmp_path / "none" / "run.json").exists()
+
+
+def test_evaluating_on_training_photos_says_so(photos: Path, tmp_path: Path) -> None:
+    train(settings(photos, epochs=0.3), tmp_path / "run")
+    loaded = load(tmp_path / "run")
+    report = evaluate_photos(loaded, photos, workers=0)
+    assert report.problems[0].startswith("27 of the 36 photos are among those that it was trained on")
+    # Known again by content: under other names, and beside photos that it never saw.
+    moved = tmp_path / "moved"
+    for place, path in enumerate(sorted(photos.rglob("*.png"))):
+        copy = moved / path.parent.name / f"copy {place}.png"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    (tmp_path / "others").mkdir()
+    others = write_coloured_photos(tmp_path / "others", 26, 20)
+    assert evaluate_photos(loaded, moved, workers=0).problems == report.problems
+    assert evaluate_photos(loaded, others, workers=0).problems == ()
+    (tmp_path / "run" / "trained_on.hashes").unlink()  # as of a run of before
+    assert evaluate_photos(loaded, photos, workers=0).problems == ()
