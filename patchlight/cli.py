@@ -5,12 +5,13 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from patchlight import __version__
 from patchlight.errors import PatchlightError
@@ -25,7 +26,34 @@ Settings = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Plain:
+    """Flags take no value, so that help names none for them."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_Plain, TyperCommand):
+    pass
+
+
+class _Commands(_Plain, TyperGroup):
+    pass
+
+
+class _App(typer.Typer):
+    def command(self, *names: Any, **settings: Any) -> Callable[[Command], Command]:
+        return super().command(*names, **{"cls": _Command} | settings)
+
+
+app = _App(cls=_Commands, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
 @app.callback(invoke_without_command=True)
@@ -358,7 +386,7 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as optim.lr=1e-3; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
 ) -> None:
     """Train a model as a recipe says; stopped anywhere, `--resume` goes on exactly."""
@@ -385,7 +413,7 @@ def finetune(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as epochs=5; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
 ) -> None:
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""

@@ -3,7 +3,7 @@
 RUN/run.json           the settings
 RUN/metrics.jsonl      a line for every few steps, and for every evaluation
 RUN/checkpoints/       the two newest (see checkpoint.py)
-RUN/trained_on.hashes     by which the training photos are known again (see trained_on.py)
+RUN/trained_on.hashes  by which the training photos are known again (see trained_on.py)
 RUN/config.json, model.safetensors, README.md    the model, for `patchlight.load("RUN")`
 RUN/curves.png         where matplotlib is installed
 """

@@ -1,6 +1,6 @@
 """Which photos a run was trained on: known again by their content, wherever they lie and whatever they are called.
 
-RUN/trained_on.hashes holds the first 8 bytes of each photo's sha256, sorted: little to keep, and no way back to a photo.
+RUN/trained_on.hashes holds the first 8 bytes of each photo's sha256, sorted: little to keep, and no way back.
 """
 
 from pathlib import Path

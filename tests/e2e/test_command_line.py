@@ -109,6 +109,15 @@ def test_classify(pets: Path) -> None:
     assert len(rows[1]["preprocess_fingerprint"]) == 12
 
 
+@pytest.mark.parametrize("command", ["", "crop", "train", "serve", "evaluate"])
+def test_flags_read_as_flags(command: str, tmp_path: Path) -> None:
+    shown = patchlight(*([command] if command else []), "--help", cwd=tmp_path).stdout
+    assert "--help" in shown
+    assert "bool" not in shown
+    assert "--no-resume" not in shown
+    assert "--version" in shown or "<str>" in shown or "TEXT" in shown  # what takes a value says so
+
+
 def test_classify_says_first_what_is_sure(pets: Path) -> None:
     cat = str(DEMO / "chelsea.png")
     (row,) = map(json.loads, patchlight("classify", cat, "--json", cwd=pets).stdout.splitlines())
