@@ -21,6 +21,9 @@ overlap:
 Of 1,000 photos held out it names 68.8 % right, among 560 classes; their 20 nearest neighbours among the other 26,013 do
 so for 66.5 %, among 360.
 
+Which of its classes are animals, vehicles or things is in default_groups.csv; on 943 of the held-out photos it answers
+for 97.2 %, and 97.4 % of these answers are right about animal or not.
+
 What mattered, by short runs: parts that reach to the photo's own edges (subjects are small in whole photos; 56 to 64 %
 found after 900 steps), Muon at 0.008 (0.02: 64 %, 0.008: 69 %, AdamW at 0.001: 45 %), and right gradients: with all
 twelve blocks compiled those of the attention were off, the loss rose again after 1,600 steps, and half as many

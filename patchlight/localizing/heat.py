@@ -165,10 +165,12 @@ class Looks:
         if not isinstance(model, ViT) or self.last is None or self.entered_BND is None:
             return model(self.images_BCHW)
         # A class token's answer takes the rest of its own row alone, and that of a distillation token beside it.
-        first = 2 if model.config.pooling == "cls" else None
-        block = cast(Block, model.blocks[-1])
-        attended_BND = block.attn.merged(self.last.out_BANE[:, :, :first])
-        x_BND = block.rest(self.entered_BND[:, :first], attended_BND)
+        first = 1 + model.config.distill_token if model.config.pooling == "cls" else None
+        block, (q_BANE, k_BANE, v_BANE, mask, _) = cast(Block, model.blocks[-1]), self.last
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask[:, :, :first]
+        out_BANE = F.scaled_dot_product_attention(q_BANE[:, :, :first], k_BANE, v_BANE, attn_mask=mask)
+        x_BND = block.rest(self.entered_BND[:, :first], block.attn.merged(out_BANE))
         return model.read(model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND, self.geometry)
 
     def _keys_BPD(self) -> Tensor:

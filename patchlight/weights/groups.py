@@ -89,12 +89,16 @@ class Groups:
 
     def sums(self, logits_BK: Tensor) -> Tensor:
         """The summed probability of each node: sums_BG, float32, on the logits' device."""
-        return logits_BK.float().softmax(1) @ self._member_KG.to(logits_BK.device)
+        return self._sums(logits_BK.float().softmax(1))
+
+    def _sums(self, shares_BK: Tensor) -> Tensor:
+        return shares_BK @ self._member_KG.to(shares_BK.device)
 
     def named(self, logits_BK: Tensor) -> list[Named]:
         """What these logits say of each photo."""
-        sums_BG = self.sums(logits_BK)
-        best_B, index_B = logits_BK.float().softmax(1).max(1)
+        shares_BK = logits_BK.float().softmax(1)
+        sums_BG = self._sums(shares_BK)
+        best_B, index_B = shares_BK.max(1)
         return [
             self._named(dict(zip(self.nodes, sums, strict=True)), best, self.labels[index])
             for sums, best, index in zip(sums_BG.tolist(), best_B.tolist(), index_B.tolist(), strict=True)

@@ -306,6 +306,8 @@ def test_classes(page: Any, loaded: pl.Loaded) -> None:
     said = pl.classify(loaded, DEMO / "coffee.png", 10)
     assert page.locator("#classes span").all_text_contents() == list(said.labels)
     assert page.locator("#classes b").first.text_content() == f"{100 * said.probabilities[0]:.1f} %"
+    assert said.named is not None
+    assert page.locator("#group").text_content().startswith(said.named.group)
 
 
 def test_two_models_side_by_side(page: Any, loaded: pl.Loaded) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchlight.geometry import Box
+from patchlight.weights.groups import Named
 
 ROOT = Path(__file__).parents[3]
 PHOTOS = ROOT.parent / "shared" / "data" / "localize"
@@ -107,3 +108,27 @@ def test_photos_are_taken_evenly(tmp_path: Path) -> None:
         "deer0",
         "deer5",
     ]
+
+
+def test_triage_is_counted_right() -> None:
+    answers = [
+        ("animal", "bird", "animal/bird"),  # right, with a coarser name
+        ("animal", "x/crow", "animal/bird"),  # right, with the right class
+        ("thing", None, "animal"),  # missed
+        ("animal", None, "thing"),  # called one
+        ("vehicle", "x/jay", "thing"),  # no animal either way, with a wrong class
+        ("unknown", None, "thing"),
+        ("animal", None, "unknown"),  # mixed: neither right nor wrong
+    ]
+    pairs = [
+        (benchmark.Asked(b"", "held out", "x/crow", path), Named(group, None, label, None))
+        for group, label, path in answers
+    ]
+    first, second = benchmark._how_often_right("these", pairs)
+    assert first == (
+        "these: animal or not, 83.3% of 6 answered, 60.0% of those right; animals called something else 33.3%, "
+        "others called animal 50.0%"
+    )
+    assert second == (
+        "these: 28.6% get the name of a class, 50.0% of those right; 14.3% a coarser one, 100.0% of those right"
+    )

@@ -133,7 +133,11 @@ def test_classes(served: Served, coffee: str, loaded: pl.Loaded, tiny_folder: Pa
     answer = served.json(f"/photos/{coffee}/classify", top=3)
     assert [share["label"] for share in answer["classes"]] == list(said.labels)
     assert [share["probability"] for share in answer["classes"]] == pytest.approx(said.probabilities, abs=1e-6)
+    assert said.named is not None
+    assert (answer["group"], answer["label"]) == (said.named.group, said.named.label)
+    assert answer["group_confidence"] == pytest.approx(said.named.group_confidence, abs=1e-4)
     assert len(served.json(f"/photos/{coffee}/classify", model=1, top=50)["classes"]) == 5
+    assert served.json(f"/photos/{coffee}/classify", model=1)["group"] is None
     refused = served.get(f"/photos/{coffee}/classify", model=2)
     assert (refused.status, refused.reason) == (422, "value")
     assert "no head" in refused.json()["error"]["message"]

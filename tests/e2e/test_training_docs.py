@@ -1,0 +1,69 @@
+"""The example in docs/training.md, as it stands there: the recipe, and then its commands."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coloured_photos import write_coloured_photos
+from patchlight.weights.load import load
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+(RECIPE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[subprocess.CompletedProcess[str]]]:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "my_recipe.py").write_text(RECIPE)
+    (folder / "photos").mkdir()
+    photos = write_coloured_photos(folder / "photos", 40, 44)
+    for name, given in (("red", "cat"), ("green", "dog"), ("blue", "fox")):
+        (photos / name).rename(photos / given)
+    (photos / "cat" / "0.png").rename(photos / "cat" / "0.jpg")  # as the page calls it; what is in it counts
+    done = []
+    for command in COMMANDS.splitlines():
+        arguments = shlex.split(command, comments=True)
+        assert arguments[0] == "patchlight"
+        run = [sys.executable, "-m", "patchlight", *arguments[1:]]
+        done.append(subprocess.run(run, cwd=folder, capture_output=True, text=True))
+    return folder, done
+
+
+def test_the_commands_run(said: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+    folder, (trained, evaluated, classified) = said
+    for run in (trained, evaluated, classified):
+        assert run.returncode == 0, run.stderr
+        assert "Traceback" not in run.stderr
+    assert "patchlight.load('runs/mine')" in trained.stdout
+    assert load(folder / "runs" / "mine").labels == ("cat", "dog", "fox")
+    assert (folder / "runs" / "judged" / "per-class.csv").exists()
+    assert classified.stdout.startswith("photos/cat/0.jpg: ")
+
+
+def test_it_says_that_these_photos_were_learnt_from(
+    said: tuple[Path, list[subprocess.CompletedProcess[str]]],
+) -> None:
+    _, (_, evaluated, _) = said
+    assert "33 of the 36 photos are among those that it was trained on" in evaluated.stderr.splitlines()[0]
+
+
+def test_it_learns(said: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:
+    _, (_, evaluated, _) = said
+    share = re.search(r"accuracy +([\d.]+)%", evaluated.stdout)
+    assert share is not None
+    assert float(share[1]) > 50  # of three colours, where guessing gets 33
+
+
+def test_another_number_of_classes_is_one_line(
+    said: tuple[Path, list[subprocess.CompletedProcess[str]]], tmp_path: Path
+) -> None:
+    folder, _ = said
+    command = ["train", "my_recipe.py", "--out", str(tmp_path / "run"), "--set", "model.num_classes=10"]
+    run = subprocess.run([sys.executable, "-m", "patchlight", *command], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 2
+    assert "--set model.num_classes=3" in run.stderr
