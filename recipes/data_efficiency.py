@@ -62,6 +62,7 @@ def config(data: str = "data/cifar10", precision: str = "bfloat16") -> TrainConf
             depth=6,
             num_heads=3,
             qk_norm=True,
+            position="rope2d",
             class_token=False,
             pooling="mean",
             num_classes=10,
@@ -71,7 +72,7 @@ def config(data: str = "data/cifar10", precision: str = "bfloat16") -> TrainConf
             image_size=32, resize="squash", crop_pct=1.0, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
         ),
         augment=AugmentConfig(crop="pad", pad=4, policy="trivial"),
-        optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.02, weight_decay=0.05, warmup=0.1),
+        optim=OptimConfig(name="muon", lr=2e-3, muon_lr=0.03, weight_decay=0.05, warmup=0.1),
         batch_size=512,
         label_smoothing=0.1,
         checkpoint_every=100_000,
