@@ -37,6 +37,9 @@ from patchlight.weights.save import save
 
 DEMO = Path(__file__).parents[1] / "demo"
 
+MEMORY_SECONDS = 1.0
+"""Between two looks at the memory of all processes, each of which takes several milliseconds of a core for each."""
+
 
 def make_photos(folder: Path, count: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,19 +136,23 @@ def in_a_process(*arguments: str | Path) -> tuple[dict[str, float], Usage]:
     process = subprocess.Popen(
         [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, start_new_session=True
     )
-    usage, seconds = Usage(), dict[int, float]()
+    usage, seconds, looked = Usage(), dict[int, float](), time.monotonic()
     while process.poll() is None:
-        together = 0
-        for pid, resident, shared_out, cpu in processes_of(process.pid):
+        time.sleep(0.1)
+        for pid, cpu in processes_of(process.pid):
             seconds[pid] = cpu
+        usage.cpu = sum(seconds.values())
+        if time.monotonic() - looked < MEMORY_SECONDS:
+            continue
+        looked, together = time.monotonic(), 0
+        for pid in seconds:
+            peak, shared_out = memory_of(pid)
             together += shared_out
             if pid == process.pid:
-                usage.first = max(usage.first, resident)
+                usage.first = max(usage.first, peak)
             else:
-                usage.others = max(usage.others, resident)
+                usage.others = max(usage.others, peak)
         usage.together = max(usage.together, together)
-        usage.cpu = sum(seconds.values())
-        time.sleep(0.1)
     assert process.stdout is not None
     said = process.stdout.read()
     process.stdout.close()
@@ -154,18 +161,28 @@ def in_a_process(*arguments: str | Path) -> tuple[dict[str, float], Usage]:
     return json.loads(said), usage
 
 
-def processes_of(session: int) -> Iterator[tuple[int, int, int, float]]:
-    """(number, resident bytes, those with what is shared parted among the sharers, seconds of a core) of each."""
+def processes_of(session: int) -> Iterator[tuple[int, float]]:
+    """(number, seconds of a core so far) of each."""
     for each in Path("/proc").iterdir():
         if not each.name.isdigit():
             continue
         with contextlib.suppress(OSError, LookupError):
             fields = (each / "stat").read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
-                lines = (line.split() for line in (each / "smaps_rollup").read_text().splitlines()[1:])
-                sizes = {line[0]: 1024 * int(line[1]) for line in lines}
-                cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-                yield int(each.name), sizes["Rss:"], sizes["Pss:"], cpu
+                yield int(each.name), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """(peak of the resident bytes, those of now with what is shared parted among the sharers); 0 once it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        peak, shared_out = (
+            1024 * int(line.split()[1])
+            for name, key in (("status", "VmHWM:"), ("smaps_rollup", "Pss:"))
+            for line in (Path("/proc") / str(pid) / name).read_text().splitlines()
+            if line.startswith(key)
+        )
+        return peak, shared_out
+    return 0, 0
 
 
 def compare(count: int, rounds: int, workers: int, folder: Path) -> None:

@@ -183,16 +183,15 @@ class Looks:
 
 
 def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, Tensor, TokenGeometry]:
-    """What the heads of the last block work with, the tokens x_BND that enter it, and how they lie; the rest of that
-    block, which no map is made of, is left out."""
+    """What the heads of the last block work with, the tokens x_BND that enter it, and how they lie. The heads' output
+    and the rest of that block are left out, for no map is made of them."""
     x_BND, geometry = vit.embed(images_BCHW)
     *others, last = cast(list[Block], list(vit.blocks))
     for block in others:
         x_BND = block(x_BND, geometry)
     q_BANE, k_BANE, v_BANE = last.attn.project(x_BND if last.norms_after else last.norm1(x_BND), geometry)
-    mask = last.attn.mask(geometry, q_BANE.dtype)
-    out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
-    return Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE), x_BND, geometry
+    nothing = q_BANE.new_empty(0)
+    return Heads(q_BANE, k_BANE, v_BANE, last.attn.mask(geometry, q_BANE.dtype), nothing), x_BND, geometry
 
 
 def subject_heat(heads: Heads, geometry: TokenGeometry, subject: SubjectHeat) -> Tensor:

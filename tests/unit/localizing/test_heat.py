@@ -138,11 +138,19 @@ def test_the_last_heads_are_those_of_the_whole_pass(settings: dict[str, Any]) ->
     _, geometry = model.encode(image, visit=lambda index, heads, x_BND: seen.append(heads))
     heads, _, same = last_heads(model, image)
     assert same.grid == geometry.grid
-    for part, expected in zip(heads, seen[-1], strict=True):
+    assert heads.out_BANE.numel() == 0
+    for part, expected in zip(heads[:-1], seen[-1][:-1], strict=True):
         if expected is None:
             assert part is None
         else:
             assert torch.equal(part, expected)
+
+
+@pytest.mark.parametrize("method", ["subject", "cls", "lost", "tokencut"])
+def test_what_is_left_out_of_the_last_block_changes_no_bit_of_a_map(method: str) -> None:
+    known, image = loaded(tiny_vit(), SubjectHeat(scale=0.7, bias=-0.4)), torch.randn(2, 3, 24, 40)
+    whole = Looks(known, image, [method], visit=lambda index, heads, x_BND: None)
+    assert torch.equal(heat_maps(known, image, method), whole.heat(method))
 
 
 def dense_cut(keys_PD: Tensor) -> Tensor:
