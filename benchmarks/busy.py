@@ -29,8 +29,10 @@ import torch
 from crop import DEMO, make_model
 from PIL import Image
 
+from patchlight.batch.finder import images_at_once
 from patchlight.batch.pool import Pool
-from patchlight.batch.runner import CropSettings, crop_photos, images_at_once
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
 from patchlight.batch.work import Seen, read_photo
 from patchlight.localizing import find
 from patchlight.weights.load import Loaded, load

@@ -31,7 +31,8 @@ import torch
 from PIL import Image
 
 import patchlight as pl
-from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
 from patchlight.weights.save import save
 

@@ -239,9 +239,11 @@ def crop(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
+    from patchlight.batch.line import Progress, Stopped
     from patchlight.batch.overlay import write_overlays
     from patchlight.batch.rows import read_rows
-    from patchlight.batch.runner import CropSettings, Progress, Stopped, crop_photos
+    from patchlight.batch.runner import crop_photos
+    from patchlight.batch.settings import CropSettings
 
     settings = CropSettings(
         method=method,

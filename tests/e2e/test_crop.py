@@ -16,7 +16,9 @@ from crop_runs import everything_in, make_photos, rows_of, save_model
 
 PROGRAM = """
 import sys, time
-from patchlight.batch.runner import CropSettings, Stopped, crop_photos
+from patchlight.batch.line import Stopped
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
 from patchlight.errors import PatchlightError
 
 def main():

@@ -20,8 +20,12 @@ import torch
 from PIL import Image
 
 from crop_runs import everything_in, make_photos, photo, rows_of, save_model
-from patchlight.batch import results, runner, work
-from patchlight.batch.runner import CropSettings, Progress, Summary, crop_photos
+from patchlight.batch import finder, results, work
+from patchlight.batch import line as line_module
+from patchlight.batch.line import Progress
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
+from patchlight.batch.summary import Summary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import region_around
@@ -46,13 +50,13 @@ def photos(tmp_path: Path) -> Path:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many photos the model was shown, call by call."""
     calls: list[int] = []
-    real = runner.localize_batch
+    real = finder.localize_batch
 
     def counting(loaded: Any, images_BCHW: torch.Tensor, *rest: Any, **named: Any) -> Any:
         calls.append(len(images_BCHW))
         return real(loaded, images_BCHW, *rest, **named)
 
-    monkeypatch.setattr(runner, "localize_batch", counting)
+    monkeypatch.setattr(finder, "localize_batch", counting)
     return calls
 
 
@@ -121,13 +125,13 @@ def test_boxes_only(photos: Path, tmp_path: Path, model: Path) -> None:
 
 
 def test_where_it_is_unsure_a_crop_can_be_left_out(photos: Path, tmp_path: Path, model: Path, monkeypatch: Any) -> None:
-    real = runner.localize_batch
+    real = finder.localize_batch
     decisions = iter(["subject", "several", "unsure", "none", "unsure", "subject"])
 
     def deciding(*given: Any, **named: Any) -> Any:
         return [replace(found, decision=next(decisions)) for found in real(*given, **named)]
 
-    monkeypatch.setattr(runner, "localize_batch", deciding)
+    monkeypatch.setattr(finder, "localize_batch", deciding)
     summary = crop(photos, tmp_path / "out", model, CropSettings(crop_unsure=False))
     assert [len(row["crops"]) for row in rows_of(tmp_path / "out")] == [1, 1, 0, 0, 0, 1]
     assert summary.decisions == {"subject": 2, "several": 1, "unsure": 2, "none": 1}
@@ -214,7 +218,7 @@ def test_a_row_does_not_depend_on_its_neighbours(photos: Path, tmp_path: Path, m
 
 def with_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU."""
-    monkeypatch.setattr(runner, "images_at_once", lambda device, batch_size: batch_size)
+    monkeypatch.setattr(finder, "images_at_once", lambda device, batch_size: batch_size)
 
 
 def test_batches_are_full_whatever_is_left(
@@ -231,14 +235,14 @@ def test_out_of_memory_halves_the_batch(
 ) -> None:
     with_batches(monkeypatch)
     crop(photos, tmp_path / "at 3", model, batch_size=3)
-    real, lines = runner.localize_batch, []
+    real, lines = finder.localize_batch, []
 
     def small(loaded: Any, images_BCHW: torch.Tensor, *rest: Any, **named: Any) -> Any:
         if len(images_BCHW) > 3:
             raise error
         return real(loaded, images_BCHW, *rest, **named)
 
-    monkeypatch.setattr(runner, "localize_batch", small)
+    monkeypatch.setattr(finder, "localize_batch", small)
     crop(photos, tmp_path / "at 12", model, batch_size=12, tell=lines.append)
     assert everything_in(tmp_path / "at 12") == everything_in(tmp_path / "at 3")
     assert len(lines) == 2
@@ -248,7 +252,7 @@ def test_a_model_that_is_too_large_is_said(photos: Path, tmp_path: Path, model: 
     def never(*given: Any, **named: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runner, "localize_batch", never)
+    monkeypatch.setattr(finder, "localize_batch", never)
     with pytest.raises(PatchlightError, match="not enough memory"):
         crop(photos, tmp_path / "out", model)
 
@@ -729,7 +733,7 @@ def test_deleted_before_it_is_read(photos: Path, tmp_path: Path, model: Path) ->
 def test_deleted_or_changed_before_it_is_cut(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    real = runner.localize_batch
+    real = finder.localize_batch
     looks = 0
 
     def meanwhile(*given: Any, **named: Any) -> Any:
@@ -742,7 +746,7 @@ def test_deleted_or_changed_before_it_is_cut(
                 photo(77, 200, 100).save(photos / "002.jpg")
         return real(*given, **named)
 
-    monkeypatch.setattr(runner, "localize_batch", meanwhile)
+    monkeypatch.setattr(finder, "localize_batch", meanwhile)
     summary = crop(photos, tmp_path / "out", model)
     assert summary.reasons == {"gone" if how == "deleted" else "changed": 1}
     assert crop(photos, tmp_path / "out", model).failed == 0
@@ -759,7 +763,7 @@ def crash_on_three(file: str, *rest: Any) -> Any:
 def test_a_decoder_that_crashes_costs_its_own_row(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "read_photo", crash_on_three)
+    monkeypatch.setattr(line_module, "read_photo", crash_on_three)
     summary = crop(photos, tmp_path / "out", model, workers=2)
     assert summary.reasons == {"crashed": 1}
     assert [row["status"] for row in rows_of(tmp_path / "out")] == ["ok"] * 3 + ["error"] + ["ok"] * 2
@@ -790,14 +794,14 @@ def test_memory_is_bounded_by_the_line(tmp_path: Path, model: Path, monkeypatch:
     for number in range(1, 120):
         os.link(photos / "000.jpg", photos / f"{number:03}.jpg")
     longest = 0
-    real = runner._Run._move
+    real = line_module.PhotoLine._move
 
     def measured(self: Any, each: Any) -> bool:
         nonlocal longest
         longest = max(longest, len(self.line))
         return real(self, each)
 
-    monkeypatch.setattr(runner._Run, "_move", measured)
+    monkeypatch.setattr(line_module.PhotoLine, "_move", measured)
     crop(photos, tmp_path / "out", model, CropSettings(boxes_only=True), report=False)
     assert 1 <= longest <= 10
     assert len(rows_of(tmp_path / "out")) == 120

@@ -10,7 +10,8 @@ from PIL import Image
 from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.overlay import write_overlays
 from patchlight.batch.results import WRITTEN
-from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
 from patchlight.errors import PatchlightError
 from patchlight.localizing.boxes import boxes_of
 

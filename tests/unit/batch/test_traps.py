@@ -14,9 +14,13 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from camera_traps import ANIMAL, STUMP, WALK, Walk, save_bright, scene, write_frames
 from crop_runs import everything_in, rows_of
+from patchlight.batch import finder
+from patchlight.batch import line as line_module
 from patchlight.batch import looks as looks_module
-from patchlight.batch import runner
-from patchlight.batch.runner import CropSettings, Progress, Summary, crop_photos
+from patchlight.batch.line import Progress
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
+from patchlight.batch.summary import Summary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.weights.load import Loaded, load
@@ -38,13 +42,13 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    real = runner.localize_batch
+    real = finder.localize_batch
 
     def counting(loaded: Any, images_BCHW: Any, *rest: Any, **named: Any) -> Any:
         calls.append(len(images_BCHW))
         return real(loaded, images_BCHW, *rest, **named)
 
-    monkeypatch.setattr(runner, "localize_batch", counting)
+    monkeypatch.setattr(finder, "localize_batch", counting)
     return calls
 
 
@@ -237,7 +241,7 @@ def test_a_second_run_does_nothing(tmp_path: Path, model: Loaded, looked_at: lis
     def never(*given: Any, **named: Any) -> Any:
         raise AssertionError("nothing is to be judged")
 
-    monkeypatch.setattr(runner, "judged", never)
+    monkeypatch.setattr(line_module, "judged", never)
     again = crop(photos, tmp_path / "out", model)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name != "lock"} == before
     assert len(looked_at) == 14
@@ -269,8 +273,8 @@ def test_a_crop_is_cut_again_only_where_its_box_is_another(
     crop(photos, tmp_path / "out", model)
     before = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
     cut: list[str] = []
-    real = runner.cut_photo
-    monkeypatch.setattr(runner, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
+    real = line_module.cut_photo
+    monkeypatch.setattr(line_module, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
     shutil.copy(write_frames(tmp_path / "other", [*WALK, None])[8], photos)
     summary = crop(photos, tmp_path / "out", model)
     assert summary.computed == 9
@@ -293,7 +297,7 @@ def test_one_bad_file_shifts_nothing(photos: Path, tmp_path: Path, model: Loaded
 def test_a_second_look_that_fails_costs_its_own_row(
     photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = runner.look_again, 0
+    real, calls = finder.look_again, 0
 
     def failing_first(*given: Any) -> Any:
         nonlocal calls
@@ -303,7 +307,7 @@ def test_a_second_look_that_fails_costs_its_own_row(
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "look_again", failing_first)
+        patch.setattr(finder, "look_again", failing_first)
         assert crop(photos, tmp_path / "out", model, second_look=True).reasons == {"unsupported": 1}
     crop(photos, tmp_path / "good", model, second_look=True)
     rows, good = rows_of(tmp_path / "out"), rows_of(tmp_path / "good")
@@ -330,7 +334,7 @@ def test_a_line_that_was_cut_off_is_done_again(
 def test_deleted_or_changed_after_the_look(
     photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    real = runner.judged
+    real = line_module.judged
 
     def meanwhile(*given: Any) -> Any:
         if how == "deleted":
@@ -340,7 +344,7 @@ def test_deleted_or_changed_after_the_look(
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "judged", meanwhile)
+        patch.setattr(line_module, "judged", meanwhile)
         assert crop(photos, tmp_path / "out", model).reasons == {"gone" if how == "deleted" else "changed": 1}
     crop(photos, tmp_path / "out", model)
     crop(photos, tmp_path / "fresh", model)
@@ -368,7 +372,7 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
     for number in range(6):
         write_frames(tmp_path / "photos", [None] * 4, serial=f"C{number}", seed=number)
     held = most = 0
-    real, judge = looks_module.LookBook.look, runner.judged
+    real, judge = looks_module.LookBook.look, line_module.judged
 
     def taken(*given: Any) -> Any:
         nonlocal held, most
@@ -383,6 +387,6 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
         return found
 
     monkeypatch.setattr(looks_module.LookBook, "look", taken)
-    monkeypatch.setattr(runner, "judged", given_back)
+    monkeypatch.setattr(line_module, "judged", given_back)
     crop(tmp_path / "photos", tmp_path / "out", model, boxes_only=True)
     assert 4 <= most <= 12

@@ -9,7 +9,8 @@ import torch
 
 import patchlight as pl
 from crop_runs import make_photos, rows_of, save_model
-from patchlight.batch.runner import CropSettings, crop_photos
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropSettings
 from patchlight.errors import PatchlightError
 from patchlight.weights.groups import Groups
 from patchlight.weights.save import save

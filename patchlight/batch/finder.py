@@ -1,0 +1,114 @@
+"""What the model finds in photos that were read.
+
+A row must not depend on the photos beside it. How a product of matrices is summed up depends on the batch, so on a CPU
+the model looks at one photo at a time, in a thread for each core, which is no slower there. On a GPU every batch is
+filled up to the same size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from patchlight.batch.settings import CropSettings
+from patchlight.batch.work import Failed, Seen, stamp_of
+from patchlight.errors import PatchlightError
+from patchlight.images.decode import ImageError
+from patchlight.localizing.find import Localization, localize, localize_batch, look_again, read
+from patchlight.weights.load import Loaded
+
+
+class Finder:
+    """A model on its device; its methods may be called in `threads` threads at a time."""
+
+    def __init__(self, loaded: Loaded, settings: CropSettings, batch_size: int, tell: Callable[[str], None]) -> None:
+        self.loaded, self.settings, self.tell = loaded, settings, tell
+        self.device = loaded.model.norm.weight.device
+        self.at_once = images_at_once(self.device, batch_size)
+        """Photos; fewer, once memory has run out."""
+        # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
+        self.threads = torch.get_num_threads() if self.device.type == "cpu" else 2
+
+    def look_at(self, photos: Sequence[Seen]) -> list[Localization | Failed]:
+        found: list[Localization | Failed] = []
+        while len(found) < len(photos):
+            at_once = self.at_once
+            part = photos[len(found) : len(found) + at_once]
+            filled = [*part, *[part[-1]] * (at_once - len(part))]
+            try:
+                images_BCHW = self.loaded.preprocess.batch([photo.level_HWC for photo in filled], self.device)
+                several = localize_batch(
+                    self.loaded,
+                    images_BCHW,
+                    [photo.view for photo in filled],
+                    self.settings.method,
+                    most=self.settings.subjects,
+                    threshold=self.settings.threshold,
+                    min_area=self.settings.min_area,
+                )
+                found += several[: len(part)]
+            except PatchlightError as error:  # images of a size that the model does not take
+                found += [Failed("unsupported", str(error), photo.stamp) for photo in part]
+            except RuntimeError as error:
+                self._take_fewer(error, at_once)
+        return found
+
+    def look_closely(self, files: Sequence[str]) -> list[Localization | Failed]:
+        """With a second look or tiles, for which the photo is read once more, here."""
+
+        def look(file: str) -> list[Localization]:
+            return localize(
+                [file],
+                self.loaded,
+                self.settings.method,
+                subjects=self.settings.subjects or "all",
+                threshold=self.settings.threshold,
+                min_area=self.settings.min_area,
+                second_look=self.settings.second_look,
+                tiles=self.settings.tiles,
+                batch_size=self.at_once,
+            )
+
+        return [found for file in files for found in self._closer(file, look)]
+
+    def look_again_at(self, file: str, first: Localization) -> list[Localization | Failed]:
+        """A second look at what is left of a frame's finds."""
+
+        def look(file: str) -> list[Localization]:
+            photo = read(file, self.loaded.preprocess, (2, 2))
+            return look_again(self.loaded, [photo], [first], self.settings.threshold)
+
+        return self._closer(file, look)
+
+    def _closer(self, file: str, look: Callable[[str], list[Localization]]) -> list[Localization | Failed]:
+        """What a closer look at one photo finds; what goes wrong with the photo costs its own row alone."""
+        try:
+            return [*look(file)]
+        except ImageError as error:
+            return [Failed(error.reason, error.detail, stamp_of(file))]
+        except PatchlightError as error:
+            return [Failed("unsupported", str(error), stamp_of(file))]
+        except torch.OutOfMemoryError:
+            raise PatchlightError(
+                f"{self.loaded.provenance.source}: closer looks do not fit into the device's memory; leave out "
+                "--second-look and --tiles, or use --device cpu"
+            ) from None
+
+    def _take_fewer(self, error: RuntimeError, at_once: int) -> None:
+        """After running out of memory: half as many photos at once, for the rest of the run."""
+        text = str(error).lower()
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in text and "alloc" not in text:
+            raise error
+        if at_once == 1:
+            raise PatchlightError(
+                f"the model has not enough memory for a single photo on {self.device}; use a smaller model, or another "
+                "device"
+            ) from None
+        self.at_once = at_once // 2
+        self.tell(f"there is not enough memory for {at_once} photos at once; going on with {self.at_once}")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def images_at_once(device: torch.device, batch_size: int) -> int:
+    """One on a CPU, see above."""
+    return 1 if device.type == "cpu" else batch_size

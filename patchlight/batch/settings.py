@@ -1,0 +1,51 @@
+"""What a run was asked for."""
+
+from dataclasses import dataclass
+
+from patchlight.config import JsonConfig, check_types, require
+from patchlight.images.crop import parse_aspect
+from patchlight.localizing.find import MOST_TILES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropSettings(JsonConfig):
+    """What the rows and crops depend on, besides the photos and the model."""
+
+    # What to find, see `localize`.
+    method: str = "auto"
+    subjects: int | None = 1  # at most, the best ones; None for all
+    threshold: float | None = None
+    min_area: float = 0.0
+    second_look: bool = False
+    tiles: int | None = None
+    burst: bool = False  # camera traps: what is there in every frame of a sequence is no subject
+
+    # What to cut.
+    boxes_only: bool = False
+    crop_unsure: bool = True  # also where the decision is "unsure"; where it is "none" there is no crop
+    margin: float = 0.03
+    aspect: str = "free"  # or "1:1", "4:3", ...
+    size: int | None = None  # pixels of the longer side, to which larger crops are scaled down
+    lossless: bool = False  # cut JPEGs without decoding them, at the borders of their blocks
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(
+            self.subjects is None or self.subjects >= 1,
+            f"subjects={self.subjects} must be 1 or more, or None for all",
+        )
+        require(0 <= self.min_area <= 1, f"min_area={self.min_area} is a share of the frame, from 0 to 1")
+        require(
+            self.tiles is None or 1 <= self.tiles <= MOST_TILES, f"tiles={self.tiles} must be from 1 to {MOST_TILES}"
+        )
+        require(
+            not (self.burst and self.tiles is not None),
+            f"burst=True does not go with tiles={self.tiles}, for parts have no background of their own; leave one out",
+        )
+        require(0 <= self.margin <= 10, f"margin={self.margin} is a share of the box's sides, from 0 to 10")
+        require(self.size is None or self.size >= 1, f"size={self.size} is in pixels, 1 or more")
+        require(
+            not (self.lossless and self.size is not None),
+            f"lossless=True does not go with size={self.size}, for scaling makes new pixels; leave one out",
+        )
+        parse_aspect(self.aspect)

@@ -1,0 +1,150 @@
+"""What a run came to: the files that are written when all photos have their rows."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from patchlight.batch.formats import export, file_of
+from patchlight.batch.inputs import Input, Inputs
+from patchlight.batch.report import write_report
+from patchlight.batch.results import Journal, ResultFolder, digest, read_json
+from patchlight.weights.load import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to."""
+
+    folder: Path
+    photos: int
+    computed: int
+    """By this call; the others were there."""
+    failed: int
+    decisions: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    crops: int = 0
+    bursts: dict[str, int] | None = None
+    """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
+    groups: dict[str, int] | None = None
+    """How many photos show what, by a model whose classes have groups."""
+    seconds: float = 0.0
+    rate: float = 0.0
+    report: Path | None = None
+    exports: tuple[Path, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return 3 if self.failed else 0
+
+
+def earlier_summary(
+    folder: ResultFolder, photos: Sequence[Input], journal: Journal, formats: Sequence[str], *, report: bool
+) -> Summary | None:
+    """The summary of a run that has written everything that is asked for; None if something is to be written."""
+    summary = read_json(folder.summary)
+    finished = read_json(folder.finished)
+    wanted = [folder.results, folder.table] + [folder.path / "report.html"] * report
+    if summary is None or finished is None or not set(formats) <= set(summary.get("exports", ())):
+        return None
+    if not all(path.exists() for path in [*wanted, *(folder.path / file_of(each) for each in formats)]):
+        return None
+    if finished.get("inputs_sha256") != digest(photos, journal):
+        return None
+    return Summary(
+        folder=folder.path,
+        photos=summary["photos"],
+        computed=0,
+        failed=summary["status"]["error"],
+        decisions=summary["decisions"],
+        reasons=summary["reasons"],
+        crops=summary["crops"],
+        bursts=summary.get("bursts"),
+        groups=summary.get("groups"),
+        report=folder.path / "report.html" if report else None,
+        exports=tuple(folder.path / file_of(each) for each in formats),
+    )
+
+
+def finish(
+    folder: ResultFolder,
+    inputs: Inputs,
+    photos: Sequence[Input],
+    journal: Journal,
+    loaded: Loaded,
+    made_with: dict[str, Any],
+    computed: int,
+    seconds: float,
+    formats: Sequence[str],
+    *,
+    report: bool,
+) -> Summary:
+    decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
+    reasons: Counter[str] = Counter()
+    groups: Counter[str] = Counter()
+    crops = 0
+    bursts: dict[str, bool] = {}  # whether they are empty
+    folder.write_rows(lambda: (journal.row(photo) for photo in photos), bursts=made_with["burst"])
+    for photo in photos:
+        row = journal.row(photo)
+        if row["status"] == "ok":
+            decisions[row["decision"]] += 1
+            groups[row["group"]] += 1
+            if row.get("burst"):
+                identity = row["burst"]["id"]
+                bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"
+        else:
+            reasons[row["reason"]] += 1
+        crops += len(row["crops"])
+    # What an earlier call wrote is kept up to date.
+    earlier = (read_json(folder.summary) or {}).get("exports", ())
+    written = list(dict.fromkeys([*formats, *(each for each in earlier if (folder.path / file_of(each)).exists())]))
+    exports = tuple(export(folder.path, each, base=inputs.base, detector=loaded.provenance.source) for each in written)
+    page = write_report(folder.path) if report else None
+    failed = sum(reasons.values())
+    rate = computed / seconds if computed and seconds > 0 else 0.0
+    counts = {"count": len(bursts), "empty": sum(bursts.values()), "empty_frames": decisions["none"]}
+    values = {
+        "version": 1,
+        "photos": len(photos),
+        "status": {"ok": len(photos) - failed, "error": failed},
+        "decisions": dict(decisions),
+        "reasons": dict(sorted(reasons.items())),
+        "crops": crops,
+        **({"bursts": counts} if made_with["burst"] else {}),
+        **({} if loaded.groups is None else {"groups": dict(sorted(groups.items()))}),
+        "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
+        "model": {
+            "source": loaded.provenance.source,
+            "origin": loaded.provenance.origin,
+            "sha256": loaded.provenance.sha256,
+            "licence": loaded.provenance.licence,
+        },
+        "base": inputs.base,
+        "exports": written,
+    }
+    folder.write_json(folder.summary, values)
+    # Last: it says that all the others are there. What differs from run to run is here, and nowhere else.
+    finished = {
+        "inputs_sha256": digest(photos, journal),
+        "computed": computed,
+        "seconds": round(seconds, 2),
+        "photos_per_second": round(rate, 2),
+    }
+    folder.write_json(folder.finished, finished)
+    return Summary(
+        folder=folder.path,
+        photos=len(photos),
+        computed=computed,
+        failed=failed,
+        decisions=dict(decisions),
+        reasons=dict(reasons),
+        crops=crops,
+        bursts=counts if made_with["burst"] else None,
+        groups=None if loaded.groups is None else dict(sorted(groups.items())),
+        seconds=seconds,
+        rate=rate,
+        report=page,
+        exports=exports,
+    )
