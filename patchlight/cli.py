@@ -295,6 +295,14 @@ def crop(
     typer.echo(f"{summary.photos:,} photos: {found or 'nothing'}{failed}; {crops} in {out}")
     if summary.groups is not None:
         typer.echo("shown: " + ", ".join(f"{count:,} {group}" for group, count in summary.groups.items()))
+    if summary.skipped:
+        count = sum(summary.skipped.values())
+        kinds = [f"{ascii(each)[1:-1] or 'no ending'} {number:,}" for each, number in summary.skipped.items()]
+        files, more = ("1 file" if count == 1 else f"{count:,} files"), ", ..." if len(kinds) > 5 else ""
+        typer.echo(f"{files} skipped: not photos ({', '.join(kinds[:5])}{more})")
+    if summary.crops_of_others:
+        crops = "1 crop is" if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} crops are"
+        typer.echo(f"{crops} of photos that are not among these any more, and left as they were")
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
         typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")

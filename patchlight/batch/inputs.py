@@ -1,7 +1,7 @@
 """Which photos a run is about, in which order, and where the crops of each go.
 
-What is named is taken, whatever it is: it gets a row, if only one that says why not. In folders, everything that ends
-like a photo is taken, and nothing that is hidden.
+What is named is taken, whatever it is: it gets a row, if only one that says why not; what is not there is a mistake. In
+folders, everything that ends like a photo is taken, nothing that is hidden, and the rest is counted.
 """
 
 import glob
@@ -9,8 +9,9 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from patchlight.errors import PatchlightError
@@ -40,7 +41,11 @@ _NUMBERED = re.compile(r"\.crop\d+\.[^.]+\Z", re.ASCII | re.IGNORECASE)
 
 
 WRITTEN_FOLDERS = ("crops", "thumbs", "overlays", ".run")
-"""Of the results' folder."""
+WRITTEN_FILES = (
+    *("results.jsonl", "results.csv", "summary.json", "report.html"),
+    *("results.json", "megadetector.json", "coco.json"),
+)
+"""All that a run may write into its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +69,24 @@ class Inputs:
     photos: tuple[Input, ...]
     base: str
     """The absolute path of the folder that all of them are in."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Files in folders that do not end like a photo: how many with which ending, the most frequent first."""
 
 
-def find_photos(paths: Sequence[str | os.PathLike[str]], out: Path) -> Inputs:
+def find_photos(
+    paths: Sequence[str | os.PathLike[str]], out: Path, known: Callable[[], Collection[str]] = tuple
+) -> Inputs:
     """The files behind files, folders and patterns (`photos/**/*.jpg`), each once, in their order; folders by name.
 
-    What a run has written to `out` is left out, wherever that is.
+    What a run has written to `out` is left out, wherever that is. A path that is not there is refused, unless it is
+    `known` (by its absolute path) to an earlier run, which this one goes on with: the file has gone since.
     """
     given = [os.fspath(path) for path in paths]
     if not given:
         raise PatchlightError("no photos were given; name files or folders")
     written = {os.path.realpath(out / name) for name in WRITTEN_FOLDERS}
     photos: dict[str, Input] = {}
+    others: set[str] = set()
     roots: list[str] = []
     for path in given:
         if not path or "\0" in path:
@@ -89,19 +100,24 @@ def find_photos(paths: Sequence[str | os.PathLike[str]], out: Path) -> Inputs:
                     )
             elif os.path.isdir(named):
                 roots.append(absolute)
-                for each in _in_folder(named, written):
+                for each in _in_folder(named, written, others):
                     photos.setdefault(each.file, each)
             else:
                 roots.append(os.path.dirname(absolute))
                 photos.setdefault(absolute, Input(named, absolute, found=os.path.lexists(named)))
-    if not any(photo.found for photo in photos.values()):
-        first = next(iter(photos.values()), None)
-        if first is not None:
-            raise PatchlightError(f"{_line(first.path)}: there is no such file or folder")
+    gone = [photo for photo in photos.values() if not photo.found]
+    before = set(known()) if gone else set()
+    for photo in gone:
+        if photo.file not in before:
+            raise PatchlightError(
+                f"{_line(photo.path)}: there is no such file or folder; mend the path or leave it out"
+            )
+    if not photos:
         kinds = ", ".join(sorted(PHOTO_SUFFIXES))
         raise PatchlightError(f"{_line(given[0])}: holds no photos (files that end in {kinds}); name another folder")
-    base = os.path.commonpath(roots)
-    return Inputs(tuple(photos.values()), base)
+    endings = Counter(os.path.splitext(file)[1].lower() for file in others - photos.keys())
+    skipped = dict(sorted(endings.items(), key=lambda each: (-each[1], each[0])))
+    return Inputs(tuple(photos.values()), os.path.commonpath(roots), skipped)
 
 
 def _absolute(path: str) -> str:
@@ -124,9 +140,9 @@ def _expanded(path: str) -> list[str]:
     return matches
 
 
-def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
+def _in_folder(root: str, written: set[str], others: set[str]) -> Iterator[Input]:
     """Photos below a folder, by name, folders among them. A link to a folder is followed if it leads out of the root,
-    for what is inside is found anyway; no folder is entered twice."""
+    for what is inside is found anyway; no folder is entered twice. The `others`, absolute paths, are added to."""
     real_root = os.path.join(os.path.realpath(root), "")
     entered: set[tuple[int, int]] = set()
     todo: list[tuple[str, bool]] = [(root, True)]  # with the next one last
@@ -144,7 +160,7 @@ def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
             with os.scandir(path) as entries:
                 found = {entry.name for entry in entries}
             # What another run has written is none of one's photos.
-            found -= set(WRITTEN_FOLDERS) if ".run" in found else set()
+            found -= {*WRITTEN_FOLDERS, *WRITTEN_FILES} if ".run" in found else set()
             names = sorted((name for name in found if not name.startswith(".")), key=os.fsencode)
         except OSError as error:
             yield Input(path, absolute, trouble=f"this folder cannot be listed ({error.strerror})")
@@ -156,6 +172,8 @@ def _in_folder(root: str, written: set[str]) -> Iterator[Input]:
                 continue
             if folder or os.path.splitext(name)[1].lower() in PHOTO_SUFFIXES:
                 todo.append((below, folder))
+            else:
+                others.add(_absolute(below))
 
 
 def _is_folder(path: str) -> bool:

@@ -22,7 +22,8 @@ _COLOURS = np.array([(20, 11, 53), (106, 23, 110), (188, 55, 84), (243, 120, 25)
 
 
 def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
-    """A photo (RGB, upright, of any size) with what its row says: heat in colours, boxes in white."""
+    """A photo (RGB, upright, of any size) with what its row says: heat in colours, boxes in white, unless it is that
+    there is nothing."""
     scale = min(1.0, LONGEST / max(photo.size))
     size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
     picture = photo.resize(size, Image.Resampling.LANCZOS)
@@ -33,7 +34,7 @@ def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
         picture = Image.fromarray(levels_HWC.round().astype(np.uint8))
     width, height = row["size"]
     draw, line = ImageDraw.Draw(picture), max(2, max(size) // 200)
-    for number, box in enumerate(row["boxes"]):
+    for number, box in enumerate(row["boxes"] if row["decision"] != "none" else ()):
         x0, y0, x1, y1 = box["xyxy"]
         corners = (x0 / width * size[0], y0 / height * size[1], x1 / width * size[0] - 1, y1 / height * size[1] - 1)
         corners = (corners[0], corners[1], max(corners[::2]), max(corners[1::2]))

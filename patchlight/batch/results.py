@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.batch.inputs import Input
+from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
 from patchlight.batch.rows import NAMED, Row
 from patchlight.batch.work import Stamp, unwritable
 from patchlight.errors import PatchlightError
@@ -40,10 +40,7 @@ COLUMNS = (
 BURST_COLUMNS = ("burst", "frame", "frames", "time")
 """Further ones, of camera traps."""
 
-WRITTEN = (
-    *("crops", "thumbs", "overlays", "results.jsonl", "results.csv", "summary.json", "report.html"),
-    *("results.json", "megadetector.json", "coco.json"),
-)
+WRITTEN = (*(name for name in WRITTEN_FOLDERS if name != ".run"), *WRITTEN_FILES)
 """All that a run may write into its folder, besides its own notes."""
 
 
@@ -166,6 +163,20 @@ class ResultFolder:
     def held(self) -> contextlib.AbstractContextManager[None]:
         """For this process alone."""
         return held_alone(self.path, self._own / "lock", begun=self._settings)
+
+    def known_files(self) -> set[str]:
+        """Absolute paths of the files that have rows from earlier runs; nothing is written or held for it."""
+        files = set()
+        with contextlib.suppress(OSError), self._journal.open("rb") as journal:
+            for line in journal:
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # what a kill has cut off
+                    files.add(json.loads(line)["file"])
+        return files
+
+    def crops_of_others(self, photos: Iterable[Input], journal: Journal) -> int:
+        """Crops that earlier runs wrote of photos that are not among these, and that are still there."""
+        others = journal.entries.keys() - {photo.file for photo in photos}
+        return sum((self.path / crop).is_file() for file in others for crop in journal.entries[file].crops)
 
     def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse a folder whose rows were made in another way, or that holds somebody else's."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from shutil import which
@@ -55,7 +56,7 @@ def crop_photos(
     for each in formats:
         check_format(each)
     folder = ResultFolder(out)
-    inputs = find_photos(paths, folder.path)
+    inputs = find_photos(paths, folder.path, folder.known_files)
     with folder.held(), asked_to_stop() as asked, Pool(workers) as pool:
         loaded = model if isinstance(model, Loaded) else load(_source(model), device=device or _best_device())
         for note in loaded.notes:
@@ -84,11 +85,10 @@ def crop_photos(
             finder = Finder(loaded, settings, batch_size, tell)
             line = PhotoLine(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
             computed = line.work(asked)
-            if not computed and (earlier := earlier_summary(folder, photos, journal, formats, report=report)):
+            inputs = replace(inputs, photos=photos)
+            if not computed and (earlier := earlier_summary(folder, inputs, journal, formats, report=report)):
                 return earlier
-            return finish(
-                folder, inputs, photos, journal, loaded, made_with, computed, line.seconds, formats, report=report
-            )
+            return finish(folder, inputs, journal, loaded, made_with, computed, line.seconds, formats, report=report)
 
 
 def _source(model: str | PathLike[str]) -> str | Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.batch.formats import export, file_of
-from patchlight.batch.inputs import Input, Inputs
+from patchlight.batch.inputs import Inputs
 from patchlight.batch.report import write_report
 from patchlight.batch.results import Journal, ResultFolder, digest, read_json
 from patchlight.weights.load import Loaded
@@ -25,6 +25,10 @@ class Summary:
     decisions: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     crops: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Files in the folders that are no photos, by their endings, see `Inputs`."""
+    crops_of_others: int = 0
+    """Crops of earlier runs, still there, whose photos are no longer among the inputs."""
     bursts: dict[str, int] | None = None
     """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
     groups: dict[str, int] | None = None
@@ -40,7 +44,7 @@ class Summary:
 
 
 def earlier_summary(
-    folder: ResultFolder, photos: Sequence[Input], journal: Journal, formats: Sequence[str], *, report: bool
+    folder: ResultFolder, inputs: Inputs, journal: Journal, formats: Sequence[str], *, report: bool
 ) -> Summary | None:
     """The summary of a run that has written everything that is asked for; None if something is to be written."""
     summary = read_json(folder.summary)
@@ -50,7 +54,10 @@ def earlier_summary(
         return None
     if not all(path.exists() for path in [*wanted, *(folder.path / file_of(each) for each in formats)]):
         return None
-    if finished.get("inputs_sha256") != digest(photos, journal):
+    if finished.get("inputs_sha256") != digest(inputs.photos, journal):
+        return None
+    left = {"skipped": inputs.skipped, "crops_of_others": folder.crops_of_others(inputs.photos, journal)}
+    if any(summary.get(name) != value for name, value in left.items()):
         return None
     return Summary(
         folder=folder.path,
@@ -60,6 +67,8 @@ def earlier_summary(
         decisions=summary["decisions"],
         reasons=summary["reasons"],
         crops=summary["crops"],
+        skipped=summary["skipped"],
+        crops_of_others=summary["crops_of_others"],
         bursts=summary.get("bursts"),
         groups=summary.get("groups"),
         report=folder.path / "report.html" if report else None,
@@ -70,7 +79,6 @@ def earlier_summary(
 def finish(
     folder: ResultFolder,
     inputs: Inputs,
-    photos: Sequence[Input],
     journal: Journal,
     loaded: Loaded,
     made_with: dict[str, Any],
@@ -80,6 +88,7 @@ def finish(
     *,
     report: bool,
 ) -> Summary:
+    photos = inputs.photos
     decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
     reasons: Counter[str] = Counter()
     groups: Counter[str] = Counter()
@@ -103,6 +112,7 @@ def finish(
     exports = tuple(export(folder.path, each, base=inputs.base, detector=loaded.provenance.source) for each in written)
     page = write_report(folder.path) if report else None
     failed = sum(reasons.values())
+    crops_of_others = folder.crops_of_others(photos, journal)
     rate = computed / seconds if computed and seconds > 0 else 0.0
     counts = {"count": len(bursts), "empty": sum(bursts.values()), "empty_frames": decisions["none"]}
     values = {
@@ -112,6 +122,8 @@ def finish(
         "decisions": dict(decisions),
         "reasons": dict(sorted(reasons.items())),
         "crops": crops,
+        "crops_of_others": crops_of_others,
+        "skipped": inputs.skipped,
         **({"bursts": counts} if made_with["burst"] else {}),
         **({} if loaded.groups is None else {"groups": dict(sorted(groups.items()))}),
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
@@ -141,6 +153,8 @@ def finish(
         decisions=dict(decisions),
         reasons=dict(reasons),
         crops=crops,
+        skipped=inputs.skipped,
+        crops_of_others=crops_of_others,
         bursts=counts if made_with["burst"] else None,
         groups=None if loaded.groups is None else dict(sorted(groups.items())),
         seconds=seconds,

@@ -5,8 +5,9 @@
     unsure    something stands out, and its box may well be wrong
     none      there is nothing
 
-The confidence is that the box overlaps the subject's by half or more (intersection over union). It is a logistic model
-of the measures, whose few numbers belong to the model that made the heat: `config.Calibration`, which
+The confidence is that the box, the first of several, overlaps a subject's by half or more (intersection over union);
+other regions speak against it, unless the decision is that they are subjects of their own. It is a logistic model of
+the measures, whose few numbers belong to the model that made the heat: `config.Calibration`, which
 `python benchmarks/localize.py MODEL --calibrate --write` fits and stores. Models without one get `GENERIC`.
 """
 
@@ -100,7 +101,7 @@ def confidence_of(measures: Measures, calibration: Calibration) -> float:
 def decide(
     heat_hw: npt.NDArray[np.floating], regions: Sequence[Region], apart: Sequence[Region], calibration: Calibration
 ) -> tuple[Decision, float]:
-    """The decision, and the confidence in the first region's box.
+    """The decision, and the confidence in the first region's box; of several, if the others are subjects, too.
 
     `regions` are those that were answered, best first, and `apart` all regions of the map where several subjects are
     looked for: there a deer in two pieces may be two, while one subject that is asked for takes its pieces together.
@@ -111,7 +112,7 @@ def decide(
     if len(apart) > 1:
         alone = [confidence_alone(heat_hw, region, apart, calibration) for region in apart]
         if sum(each >= calibration.sure for each in alone) > 1:
-            return "several", max(alone)
+            return "several", confidence_alone(heat_hw, regions[0], apart, calibration)
     if confidence >= calibration.sure:
         return "subject", confidence
     return ("unsure" if confidence >= calibration.nothing else "none"), confidence

@@ -57,7 +57,7 @@ class Localization:
     decision: Decision
     """Whether the first box can be relied on; boxes are given whatever it says."""
     confidence: float
-    """That the first box overlaps the subject's by half or more, 0 to 1; 0 where there is none."""
+    """That the first box overlaps a subject's by half or more, 0 to 1, see `decide`; 0 where there is no box."""
     heat_hw: Tensor = field(repr=False)
     """float32, 0 to 1, over the patches of what the model saw, see `view`; on the CPU."""
     mask_hw: Tensor = field(repr=False)

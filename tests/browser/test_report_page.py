@@ -123,6 +123,27 @@ def test_least_confident_first_with_box_and_heat(page: Any, tmp_path: Path) -> N
     assert "the file has no <b>bytes</b>" in page.locator(".fault").text_content()
 
 
+def test_a_box_that_was_decided_against_is_faint(page: Any, tmp_path: Path) -> None:
+    boxes = [{"xyxy": [100.0, 75.0, 300.0, 225.0], "score": 0.1}]
+    rows = [ok_row("empty.jpg", "none", 0.05) | {"boxes": boxes}, ok_row("lost.jpg", "unsure", 0.2)]
+    page.goto(report(tmp_path / "run", rows))
+    assert shown_names(page) == ["empty.jpg", "lost.jpg"]
+
+    def drawn(place: int) -> tuple[str, float, float]:
+        names = ["strokeDasharray", "strokeWidth", "strokeOpacity"]
+        look = "(each, names) => names.map(name => getComputedStyle(each)[name])"
+        dashes, width, opacity = page.locator(".card .line").nth(place).evaluate(look, names)
+        return dashes, float(width.removesuffix("px")), float(opacity)
+
+    (dashes, width, opacity), (whole, wide, opaque) = drawn(0), drawn(1)
+    assert (whole, opaque) == ("none", 1)
+    assert dashes != "none"
+    assert width < wide
+    assert opacity < 0.7
+    page.locator(".card .open").first.click()
+    assert "Rejected" in page.locator("dialog dl").text_content()
+
+
 def test_heat_lies_where_the_model_looked(page: Any, tmp_path: Path) -> None:
     row = ok_row("a.jpg", "subject", 0.9)
     row["heat"]["region"] = [50, 0, 350, 300]  # a centred square

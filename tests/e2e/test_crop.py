@@ -217,6 +217,27 @@ def test_a_disk_that_is_full(tmp_path: Path, photos: Path, model: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
+def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
+    make_photos(tmp_path / "photos", 3)
+    for name in ("notes.txt", "more.txt", "clip.mov", "README"):
+        (tmp_path / "photos" / name).write_bytes(b"x")
+
+    def crop(*paths: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "patchlight", "crop", *paths, "--out", "found", "--model", str(model)]
+        return subprocess.run([*command, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True)
+
+    mistaken = crop("photos", "typo.jpg")
+    assert (mistaken.returncode, mistaken.stdout) == (2, "")
+    assert mistaken.stderr == "patchlight: typo.jpg: there is no such file or folder; mend the path or leave it out\n"
+    assert not (tmp_path / "found").exists()
+    done = crop("photos")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 files skipped: not photos (.txt 2, no ending 1, .mov 1)\n" in done.stdout
+    assert "not among these" not in done.stdout
+    (tmp_path / "photos" / "001.jpg").unlink()
+    assert "1 crop is of photos that are not among these any more, and left as they were\n" in crop("photos").stdout
+
+
 def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
     write_frames(tmp_path / "traps")
     model = save_bright(tmp_path / "model")

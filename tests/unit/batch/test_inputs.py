@@ -46,9 +46,32 @@ def test_paths_stay_as_they_were_given(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_named_is_taken_whatever_it_is_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path / "notes.txt", tmp_path / "a.jpg", tmp_path / ".hidden.jpg")
     monkeypatch.chdir(tmp_path)
-    found = find_photos(["notes.txt", "a.jpg", ".", "./a.jpg", ".hidden.jpg", "gone.jpg"], Path("out"))
-    assert names(found, tmp_path) == ["notes.txt", "a.jpg", ".hidden.jpg", "gone.jpg"]
-    assert [photo.found for photo in found.photos] == [True, True, True, False]
+    found = find_photos(["notes.txt", "a.jpg", ".", "./a.jpg", ".hidden.jpg"], Path("out"))
+    assert names(found, tmp_path) == ["notes.txt", "a.jpg", ".hidden.jpg"]
+    assert all(photo.found for photo in found.photos)
+    assert found.skipped == {}, "the text was named, and is taken"
+
+
+def test_what_is_named_and_not_there_is_a_mistake_unless_it_was_there_before(tmp_path: Path) -> None:
+    touch(tmp_path / "a.jpg")
+    named = [tmp_path / "a.jpg", tmp_path / "gone.jpg"]
+    with pytest.raises(PatchlightError, match=r"gone\.jpg: there is no such file or folder; mend the path"):
+        find_photos(named, tmp_path / "out")
+    with pytest.raises(PatchlightError, match=r"gone\.jpg"):
+        find_photos(named, tmp_path / "out", lambda: [str(tmp_path / "a.jpg")])
+    found = find_photos(named, tmp_path / "out", lambda: [str(tmp_path / "gone.jpg")])
+    assert [photo.found for photo in found.photos] == [True, False]
+
+
+def test_what_is_skipped_is_counted_by_its_ending(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    touch(photos / "a.jpg", photos / "notes.txt", photos / "deep" / "more.TXT", photos / "clip.mov", photos / "README")
+    touch(photos / ".DS_Store", photos / ".cache" / "b.txt")
+    assert find_photos([photos], tmp_path / "out").skipped == {".txt": 2, ".mov": 1, "": 1}
+    assert find_photos([photos, photos / "deep", photos], tmp_path / "out").skipped[".txt"] == 2, "each once"
+    # What a run has written is none of the user's files.
+    touch(photos / "out" / ".run" / "run.json", photos / "out" / "summary.json", photos / "out" / "report.html")
+    assert find_photos([photos], photos / "out").skipped == {".txt": 2, ".mov": 1, "": 1}
 
 
 def test_patterns_that_the_shell_left(tmp_path: Path) -> None:

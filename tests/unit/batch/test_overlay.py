@@ -34,6 +34,14 @@ def test_heat_and_box_lie_where_the_row_says() -> None:
     assert abs(ys.max() - 384) <= 6
 
 
+def test_where_there_is_nothing_no_box_is_drawn() -> None:
+    photo, found = Image.new("RGB", (200, 100), (0, 0, 200)), row(Path("x"), (200, 100), [100, 25, 200, 75])
+    drawn, without = (np.asarray(draw_found(photo, found | {"decision": each})) for each in ("unsure", "none"))
+    assert (drawn > 230).all(2).any()
+    assert not (without > 230).all(2).any()
+    assert (without[50, 150] != without[50, 20]).any(), "the heat is there"
+
+
 def test_every_row_that_is_in_order_gets_a_picture_and_photos_that_are_gone_none(tmp_path: Path) -> None:
     Image.new("RGB", (60, 40), (9, 9, 9)).save(tmp_path / "a.png")
     rows = [

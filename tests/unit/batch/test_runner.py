@@ -187,6 +187,8 @@ def test_mistakes_leave_no_folder_behind(photos: Path, tmp_path: Path, model: Pa
     out = tmp_path / "out"
     with pytest.raises(PatchlightError, match="typo"):
         crop(tmp_path / "typo", out, model)
+    with pytest.raises(PatchlightError, match=r"typo\.jpg: there is no such file"):
+        crop([photos, photos / "typo.jpg"], out, model)
     with pytest.raises(PatchlightError, match="nowhere"):
         crop(photos, out, tmp_path / "nowhere")
     with pytest.raises(PatchlightError, match="method"):
@@ -307,16 +309,59 @@ def test_new_changed_and_removed_photos(photos: Path, tmp_path: Path, model: Pat
     os.utime(photos / "001.jpg", ns=(1, 1))
     summary = crop(photos, out, model)
     assert len(looked_at) == summary.computed == 3
+    assert summary.crops_of_others == 1
     crop(photos, tmp_path / "fresh", model)
     got, wanted = everything_in(out), everything_in(tmp_path / "fresh")
-    # Crops of photos that are no longer among the inputs are not ours to delete; thumbnails are told apart by a mark.
+    # The original may have been moved away because there is a crop of it, so that stays, and is counted; thumbnails are
+    # told apart by a mark.
     assert got.pop("crops/004.jpg")
+    assert json.loads(got["summary.json"])["crops_of_others"] == 1
+    assert json.loads(wanted["summary.json"])["crops_of_others"] == 0
     assert {name for name in got if not name.startswith("thumbs")} == {n for n in wanted if not n.startswith("thumbs")}
     for name in ("results.jsonl", "results.csv", "report.html"):
         assert got[name] == wanted[name]
     for name in got:
         if name.startswith("crops"):
             assert got[name] == wanted[name]
+
+
+def test_crops_of_photos_that_were_removed_are_said_and_left(photos: Path, tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    assert crop(photos, out, model).crops_of_others == 0
+    for name in ("001.jpg", "004.jpg"):
+        (photos / name).unlink()
+    (out / "crops" / "mine.jpg").write_bytes(b"somebody else's")
+    assert crop(photos, out, model).crops_of_others == 2
+    assert crop(photos, out, model).crops_of_others == 2, "also where there is nothing to do"
+    (out / "crops" / "001.jpg").unlink()
+    summary = crop(photos, out, model)
+    assert (summary.computed, summary.crops_of_others) == (0, 1)
+    assert json.loads((out / "summary.json").read_text())["crops_of_others"] == 1
+    assert (out / "crops" / "004.jpg").exists()
+    # Beginning anew takes away what runs wrote, and nothing else.
+    left = sorted(path.name for path in photos.iterdir())
+    assert crop(photos, out, model, overwrite=True).crops_of_others == 0
+    assert sorted(path.name for path in (out / "crops").iterdir()) == [*left, "mine.jpg"]
+
+
+def test_a_named_photo_that_has_gone_since_gets_a_row_when_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+    paths: list[Any] = make_photos(tmp_path / "photos", 3)
+    crop(paths, tmp_path / "out", model)
+    paths[1].unlink()
+    summary = crop(paths, tmp_path / "out", model)
+    assert (summary.photos, summary.reasons, summary.exit_code) == (3, {"missing": 1}, 3)
+    assert [row["status"] for row in rows_of(tmp_path / "out")] == ["ok", "error", "ok"]
+
+
+def test_files_that_are_no_photos_are_counted(photos: Path, tmp_path: Path, model: Path) -> None:
+    for name in ("notes.txt", "more.txt", "clip.mov"):
+        (photos / name).write_bytes(b"x")
+    assert crop(photos, tmp_path / "out", model).skipped == {".txt": 2, ".mov": 1}
+    summary = crop(photos, tmp_path / "out", model)
+    assert (summary.computed, summary.skipped) == (0, {".txt": 2, ".mov": 1})
+    (photos / "another.txt").write_bytes(b"x")
+    assert crop(photos, tmp_path / "out", model).computed == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["skipped"] == {".txt": 3, ".mov": 1}
 
 
 def test_a_changed_photo_takes_its_old_crops_with_it(

@@ -94,6 +94,19 @@ def test_several_are_seen_whatever_was_asked_for(most: int | None) -> None:
     assert decided(faint, most)[1] < confidence
 
 
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_the_confidence_of_several_is_that_of_the_first_box(most: int | None) -> None:
+    # The first has the most heat, and the second is the surer one.
+    large, small = (0, 2, 7, 9, 0.7), (11, 4, 14, 7, 0.9)
+    both = spots(large, small)
+    (first, *_) = regions_of(both, most=most)
+    assert first.score == pytest.approx(0.7)
+    decision, confidence = decided(both, most)
+    assert decision == "several"
+    assert confidence == pytest.approx(decided(spots(large))[1])
+    assert confidence < decided(spots(small))[1] - 0.1
+
+
 def test_a_calibration_survives_json_with_its_model() -> None:
     subject = SubjectHeat(scale=0.6, bias=-1.0, calibration=Calibration(bias=-3.0, mean=4.5, sure=0.8, nothing=0.1))
     values = json.loads(subject.to_json())
