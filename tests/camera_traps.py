@@ -27,25 +27,37 @@ def save_bright(folder: Path) -> Path:
     return save(loaded.model, folder, preprocess=loaded.preprocess.config, subject=loaded.subject)
 
 
-def scene(seed: int = 0) -> Image.Image:
+BRIGHT, DARK = (255, 240, 230), (0, 0, 0)
+"""Animals; the model sees the first."""
+
+
+def scene(seed: int = 0, *, stump: bool = True) -> Image.Image:
     """Hills and grass, none of it bright, and the stump."""
     coarse_HWC = np.random.default_rng(seed).integers(20, 90, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(coarse_HWC).resize((160, 120), Image.Resampling.BICUBIC)
-    image.paste((235, 225, 200), STUMP)
+    if stump:
+        image.paste((235, 225, 200), STUMP)
     return image
 
 
 def write_frames(
-    folder: Path, walk: Walk = WALK, *, minutes: float = 7, serial: str = "A1", seed: int = 0
+    folder: Path,
+    walk: Walk = WALK,
+    *,
+    minutes: float = 7,
+    serial: str = "A1",
+    seed: int = 0,
+    animal: tuple[int, int, int] = BRIGHT,
+    stump: bool = True,
 ) -> list[Path]:
     """The frames in their order, `minutes` apart by the camera's clock, a little noise in each."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number, place in enumerate(walk):
-        image = scene(seed)
+        image = scene(seed, stump=stump)
         if place is not None:
             x, y = place
-            image.paste((255, 240, 230), (x, y, x + ANIMAL[0], y + ANIMAL[1]))
+            image.paste(animal, (x, y, x + ANIMAL[0], y + ANIMAL[1]))
         noise_HW1 = np.random.default_rng(100 * seed + number).normal(0, 2, (120, 160, 1))
         image = Image.fromarray((np.asarray(image) + noise_HW1).clip(0, 255).astype(np.uint8))
         exif = Image.Exif()

@@ -58,6 +58,9 @@ REGION_STATIC = 0.3, 0.7
 """The share of a warm region whose heat is there in nearly every frame: up to the first nothing of it is static, since
 only the places overlap where an animal was, from the second on all."""
 
+MOVED_SHARE = 0.01
+"""Of the frame that the box around what changed covers at least, to be given for something that moved."""
+
 FARTHEST_SHIFT = 2
 """Pixels of a thumbnail by which a camera on a swaying tree may be off."""
 
@@ -114,6 +117,8 @@ class Judged:
     heats_Thw: Floats
     unchanged_T: Bools
     """Nothing differs from the background, and there are enough frames to say so."""
+    changed_Thw: Floats
+    """How much patches differ from the background, see `Background.changed_hw`; 0 where there are not enough frames."""
 
 
 def judge(
@@ -128,6 +133,7 @@ def judge(
     heats_Thw, thumbs_THWC = _checked(heats_Thw, thumbs_THWC)
     left_Thw = heats_Thw.copy()
     unchanged_T = np.zeros(len(heats_Thw), np.bool_)
+    changed_Thw = np.zeros_like(heats_Thw)
     night_T = np.array([is_night(thumb_HWC) for thumb_HWC in thumbs_THWC], np.bool_)
     for night in (False, True):
         members = np.flatnonzero(night_T == night).tolist()
@@ -140,8 +146,10 @@ def judge(
             static_hw = np.minimum(1, 1.5 * background.heat_hw / np.maximum(heats_Thw[member], 1e-6))
             static_hw *= (1 - changed_hw) * _regions_static(heats_Thw[member], changed_hw, static_hw)
             left_Thw[member] *= 1 - strength * static_hw
-            unchanged_T[member] = strength == 1 and changed_hw.max() < 0.5
-    return Judged(left_Thw, unchanged_T)
+            if strength == 1:
+                unchanged_T[member] = changed_hw.max() < 0.5
+                changed_Thw[member] = changed_hw
+    return Judged(left_Thw, unchanged_T, changed_Thw)
 
 
 def evidence(frames: int, times: Sequence[float | None] | None = None) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from patchlight.batch.burst import judge, settle
+from patchlight.batch.burst import MOVED_SHARE, judge, settle
 from patchlight.batch.frames import Frame, group_bursts, unpack_thumb
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import Lines, as_stamp
@@ -171,14 +171,29 @@ def judged(
     min_area: float,
 ) -> list[tuple[Localization, bool]]:
     """What was found in the frames of a sequence, once what never moves is taken away, and whether a frame shows
-    nothing but the scene."""
-    result = judge(
-        np.stack([look.heat_hw for look in looks]), np.stack([look.thumb_HWC for look in looks]), times_T=times
-    )
-    views = [look.view for look in looks]
-    found = from_heat(torch.from_numpy(result.heats_Thw), views, config, method, most, threshold, min_area, calibration)
-    unchanged = result.unchanged_T.tolist()
-    return [
-        (replace(each, decision=settle(each.decision, same), named=look.named), same)
-        for look, each, same in zip(looks, found, unchanged, strict=True)
-    ]
+    nothing but the scene.
+
+    A model that looks at the stump may not look at the deer beside it, so that nothing is left. Where something moved
+    meanwhile, that is given instead, as `unsure`, unless the model found nothing to begin with.
+    """
+    heats_Thw = np.stack([look.heat_hw for look in looks])
+    result = judge(heats_Thw, np.stack([look.thumb_HWC for look in looks]), times_T=times)
+
+    def finds(frame: int, heat_hw: npt.NDArray[np.float32]) -> Localization:
+        heat_1hw, views = torch.from_numpy(heat_hw)[None], [looks[frame].view]
+        return from_heat(heat_1hw, views, config, method, most, threshold, min_area, calibration)[0]
+
+    def moved(frame: int) -> Localization:
+        heat_1hw, views = torch.from_numpy(result.changed_Thw[frame])[None], [looks[frame].view]
+        return from_heat(heat_1hw, views, config, "subject", most, 0.5, max(min_area, MOVED_SHARE))[0]
+
+    answers = []
+    for frame, unchanged in enumerate(result.unchanged_T.tolist()):
+        found = finds(frame, result.heats_Thw[frame])
+        if found.decision != "none" or finds(frame, heats_Thw[frame]).decision == "none":
+            found = replace(found, decision=settle(found.decision, unchanged))
+        elif (other := moved(frame)).subjects:
+            sure = max(found.confidence, calibration.nothing)
+            found = replace(found, subjects=other.subjects, mask_hw=other.mask_hw, decision="unsure", confidence=sure)
+        answers.append((replace(found, named=looks[frame].named), unchanged))
+    return answers

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from camera_traps import ANIMAL, STUMP, WALK, Walk, save_bright, scene, write_frames
+from camera_traps import ANIMAL, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
 from crop_runs import everything_in, rows_of
 from patchlight.batch import finder
 from patchlight.batch import line as line_module
@@ -23,6 +23,7 @@ from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
+from patchlight.localizing.decide import GENERIC
 from patchlight.weights.load import Loaded, load
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -88,6 +89,31 @@ def test_the_stump_is_no_animal(photos: Path, tmp_path: Path, model: Loaded) -> 
             assert best_box(row).iou(place_of(*place)) > 0.6
     assert summary.decisions["none"] == 5
     assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5}
+
+
+def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_path: Path, model: Loaded) -> None:
+    write_frames(tmp_path / "photos", animal=DARK)
+    crop(tmp_path / "photos", tmp_path / "plain", model, burst=False)
+    assert all(best_box(row).iou(Box(*STUMP)) > 0.6 for row in rows_of(tmp_path / "plain"))
+    summary = crop(tmp_path / "photos", tmp_path / "out", model)
+    for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
+        assert row["burst"]["unchanged"] == (place is None)
+        if place is None:
+            assert (row["decision"], row["crops"]) == ("none", [])
+        else:
+            assert row["decision"] == "unsure"
+            assert row["confidence"] == GENERIC["subject"].nothing
+            assert best_box(row).iou(place_of(*place)) > 0.6
+            assert row["crops"]
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5}
+
+
+def test_where_the_model_finds_nothing_to_begin_with_there_is_none(tmp_path: Path, model: Loaded) -> None:
+    write_frames(tmp_path / "photos", animal=DARK, stump=False)
+    crop(tmp_path / "photos", tmp_path / "out", model)
+    rows = rows_of(tmp_path / "out")
+    assert {row["decision"] for row in rows} == {"none"}
+    assert [row["burst"]["unchanged"] for row in rows] == [place is None for place in WALK]
 
 
 @pytest.mark.parametrize("second_look", [False, True])
