@@ -8,8 +8,9 @@ The script: timm's S/16, a hook on the last block's attention, Pillow, a heat ma
 saved as JPEG; photo after photo. Ours: a model of the same size (S/16 at 224 px, random weights), read by a heat of its
 own. Photos are made once from those in demo/, scaled up, with grain so that they weigh what a camera's do. Rounds
 are interleaved, so that a machine that slows down slows all alike; the median of the rounds' ratios counts. Rates are
-without start-up (the model's loading, processes), which is given beside them. Seconds of all cores together, start-up
-included, hardly depend on what else the machine does, so their ratio is given, too.
+without start-up (the model's loading, processes), which is given beside them, as are seconds of all cores together,
+start-up included. Measure on a quiet machine: on a busy one the script's two threads spin while they wait for each
+other, which costs it more than twice the time, and makes ours look better than it is.
 """
 
 import argparse
