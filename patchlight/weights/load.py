@@ -44,6 +44,9 @@ EVA_ROPE = {"position": "rope2d", "rope_base": 10_000.0, "rope_grid": (16, 16)}
 
 # What the name of a timm architecture says, and its config file does not. Later rows overrule earlier ones.
 TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("test_vit", {"num_heads": 2}),
+    ("test_vit3", {"num_heads": 3}),
+    ("vit_base_patch16_gap_224", {"num_heads": 16}),
     ("quickgelu", {"mlp": "quick_gelu"}),
     ("patch32_siglip", {"mlp": "gelu_tanh"}),
     ("large_patch16_siglip_512", {"mlp": "gelu_tanh"}),
@@ -63,6 +66,9 @@ TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("_rope_", {"position": "rope2d"}),
     ("_rope_reg", EVA_ROPE),
 )
+
+# Those that pool prefix tokens, too.
+TIMM_POOLS_PREFIX = ("test_vit3",)
 
 # Parts of timm architectures' names whose computation is another, though the tensors' names are the same.
 TIMM_OTHERS = ("vit_pe_", "_xp_", "_18x2_")
@@ -335,6 +341,8 @@ def _refuse_partial_pooling(config: ModelConfig, found: Found) -> None:
     """Of timm's ViTs that pool by attention, most leave prefix tokens out of it, and no tensor tells; those with
     rotations never do."""
     told = (found.config.get("model_args") or {}).get("pool_include_prefix")
+    if told is None:
+        told = found.config.get("architecture") in TIMM_POOLS_PREFIX
     if told or not isinstance(config, ViTConfig) or config.turns:
         return
     if config.pooling == "attention" and config.num_prefix:

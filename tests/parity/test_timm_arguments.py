@@ -41,6 +41,10 @@ def made_by_timm(name: str, arguments: dict[str, Any], folder: Path) -> torch.nn
         ("eva02_base_patch14_224", SMALL | {"patch_size": 8, "use_rot_pos_emb": False}),
         ("eva02_base_patch14_224", SMALL | {"patch_size": 8, "global_pool": "token"}),
         ("vit_small_patch16_dinov3", SMALL | {"patch_size": 8, "global_pool": "token", "rope_temperature": 7.0}),
+        ("test_vit", {}),  # from here on heads, and what is pooled, are known by the name alone
+        ("test_vit2", {}),
+        ("test_vit3", {}),
+        ("vit_base_patch16_gap_224", {"depth": 1, "img_size": 32, "num_classes": 5}),
         ("convnext_tiny", STAGES | {"output_stride": 32, "stem_type": "patch"}),
         ("convnext_tiny", STAGES | {"norm_eps": 1e-3, "act_layer": "gelu_tanh", "use_grn": True}),
     ],
@@ -50,7 +54,8 @@ def made_by_timm(name: str, arguments: dict[str, Any], folder: Path) -> torch.nn
 def test_what_the_arguments_say_is_followed(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     theirs = made_by_timm(name, arguments, tmp_path)
     loaded = load(tmp_path)
-    image_BCHW = torch.randn(2, 3, 64, 64) if name.startswith("convnext") else torch.randn(2, 3, 32, 32)
+    size = (64, 64) if name.startswith("convnext") else loaded.config.image_size
+    image_BCHW = torch.randn(2, 3, *size)
     expected = theirs(image_BCHW)
     largest = max(1.0, expected.abs().max().item())
     torch.testing.assert_close(loaded.model(image_BCHW), expected, atol=3e-6 * largest, rtol=3e-6)
