@@ -193,6 +193,11 @@ class ResultFolder:
         if begun is None:
             raise PatchlightError(f"{self._settings}: cannot be read; use --overwrite, or name another folder")
         asked = json.loads(json.dumps(dict(made_with)))  # as JSON gives it back
+        if begun.get("version") != asked["version"]:
+            raise PatchlightError(
+                f"{self.path}: was begun by another version of this program, whose rows are others; use --overwrite to "
+                "do it anew, or name another folder"
+            )
         changed = [name for name in {*begun, *asked} if begun.get(name) != asked.get(name)]
         if changed:
             # A setting that somebody chose says more than what follows from it.

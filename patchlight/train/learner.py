@@ -36,9 +36,9 @@ def as_squares(preprocess: PreprocessConfig, side: int) -> PreprocessConfig:
 class Learner(nn.Module):
     """Photos in, loss out. Its parameters and buffers are what a checkpoint keeps.
 
-    On a GPU a whole step is recorded once and replayed (see step.py), so `prepare`, `forward` and `after_move` may
-    neither wait for the device nor branch on its values; numbers that change from step to step live in buffers, which
-    `set_progress` fills.
+    On a GPU the parts of a step are recorded once and replayed (see step.py), so `prepare`, `forward` and `after_move`
+    may neither wait for the device nor branch on its values; numbers that change from step to step live in buffers,
+    which `set_progress` fills.
     """
 
     vit: Model
@@ -46,7 +46,8 @@ class Learner(nn.Module):
     records_prepare = True
     """Whether `prepare` can be recorded; not where it calls what a user gave."""
     prepares_ahead = False
-    """Whether a step's photos may be prepared before the step is there: what `set_progress` fills plays no part."""
+    """Whether photos of several steps may be prepared at once, before these are there: what `set_progress` fills plays
+    no part, and each tensor that `prepare` gives has one row for each photo, in their order."""
 
     def reading(self) -> PreprocessConfig:
         """How photos are read: as the model takes them, or larger, where parts and views are cut from them."""

@@ -264,14 +264,6 @@ class WeightAverage:
         for name, average in self._averages.items():
             _copy(average, state[name], name)
 
-    @torch.no_grad()
-    def copy_to(self, model: nn.Module) -> None:
-        """Make the average the model's weights."""
-        current = model.state_dict()
-        _check_same_names(current, self._averages, "averaged weights")
-        for name, average in self._averages.items():
-            _copy(current[name], average, name)
-
 
 def _check_same_names(mine: Mapping[str, Any], theirs: Mapping[str, Any], what: str) -> None:
     differing = sorted(mine.keys() ^ theirs.keys())

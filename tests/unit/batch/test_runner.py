@@ -416,6 +416,16 @@ def test_other_settings_are_refused(photos: Path, tmp_path: Path, model: Path, c
     assert everything_in(out) == everything_in(tmp_path / "fresh")
 
 
+def test_a_folder_of_another_version_is_refused_as_that(photos: Path, tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    settings = json.loads((out / ".run" / "run.json").read_text())
+    del settings["version"]  # as before rows had groups
+    (out / ".run" / "run.json").write_text(json.dumps(settings))
+    with pytest.raises(PatchlightError, match="was begun by another version of this program"):
+        crop(photos, out, model)
+
+
 def test_another_model_is_refused(photos: Path, tmp_path: Path, model: Path) -> None:
     crop(photos, tmp_path / "out", model)
     other = save_model(tmp_path / "other", seed=1)

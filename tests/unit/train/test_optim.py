@@ -400,7 +400,7 @@ def test_a_model_that_takes_the_average_forgets_what_it_remembered_of_its_old_ta
     image = torch.randn(1, 3, 40, 48)
     with torch.no_grad():
         before = model(image)
-        average.copy_to(model)
+        model.load_state_dict(average.state_dict())
         after = model(image)
         assert not torch.allclose(before, after)
         assert torch.equal(after, other(image))
