@@ -35,8 +35,10 @@ def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dic
         refuse("timm", config, pooling="cls")
     if config.patch_bias == config.embed_norm:  # timm ties the two
         refuse("timm", config, patch_bias=not config.embed_norm)
-    if config.mlp == "swiglu" and config.pooling == "attention":
-        refuse("timm", config, "pooling='attention'", mlp="gelu")
+    if config.pooling == "attention":
+        refuse("timm", config, "pooling='attention'", inner_norm="none")
+        if config.mlp == "swiglu":
+            refuse("timm", config, "pooling='attention'", mlp="gelu")
     if config.position in ("relative_bias", "relative_mlp"):
         architecture, arguments = _relative(config)
     elif config.turns:

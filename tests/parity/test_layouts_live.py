@@ -236,6 +236,7 @@ def test_a_model_of_other_patches_is_written_for_timm(tmp_path: Path) -> None:
         ("timm", {"position": "relative_bias", "mlp": "swiglu"}, "mlp='swiglu' with position='relative_bias' cannot"),
         ("timm", {"position": "relative_bias", "norm_eps": 1e-12}, "norm_eps=1e-12 with position='relative_bias'"),
         ("timm", {"pooling": "attention", "mlp": "swiglu"}, "mlp='swiglu' with pooling='attention' cannot be"),
+        ("timm", {"pooling": "attention", "inner_norm": "mlp"}, "inner_norm='mlp' with pooling='attention' cannot be"),
         ("transformers", {"inner_norm": "mlp"}, "inner_norm='mlp' with vit cannot be written"),
         ("transformers", {"position": "rope2d"}, "rope_coordinates='index' with position='rope2d' cannot"),
         ("transformers", {"position": "rope_mixed"}, "position='rope_mixed' with position='rope_mixed' cannot"),
