@@ -191,9 +191,6 @@ class Step:
         with torch.cuda.graph(move, pool=learn.pool()):
             self._clip_and_move()
         self.recorded_learn, self.recorded_move = (learn, held, loss), move
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.zero_()
 
     def _forward_backward(self, inputs: tuple[Tensor, ...]) -> Tensor:
         with self.processes.autocast(self.config):

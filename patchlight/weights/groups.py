@@ -9,9 +9,9 @@ import functools
 import hashlib
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from patchlight.errors import PatchlightError
 UNKNOWN = "unknown"
 
 SURE = 0.5
-"""The least share of the probability that a group or a name is said with: no two can have more than half."""
+"""The least share of the probability that a group or a name is said with: no two can have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:
     exact = dict(reversed(rows))
     paths = []
     for label in labels:
-        fitting = (group for pattern, group in rows if fnmatchcase(label, pattern))
+        fitting = (group for pattern, group in rows if _fits(label, pattern))
         paths.append(exact[label] if label in exact else next(fitting, UNKNOWN))
     if all(group == UNKNOWN for group in paths):
         raise PatchlightError(f"{path}: no row fits any of the {len(labels)} classes, such as {labels[0]!r:.80}")
@@ -162,9 +162,16 @@ def _read_table(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
+def _fits(label: str, pattern: str) -> bool:
+    """Whether the label is the pattern, where `*` is any signs and `?` any one; brackets are nothing special."""
+    signs = {"*": ".*", "?": "."}
+    return re.fullmatch("".join(signs.get(sign) or re.escape(sign) for sign in pattern), label, re.DOTALL) is not None
+
+
 def _check_path(path: Any) -> None:
     parts = path.split("/") if isinstance(path, str) else []
-    if not parts or not all(part.strip() == part and part for part in parts) or (UNKNOWN in parts and len(parts) > 1):
+    unknown = [part for part in parts if part.lower() == UNKNOWN]
+    if not parts or not all(part.strip() == part and part for part in parts) or (unknown and path != UNKNOWN):
         raise PatchlightError(f"has the group {path!r:.80}; write a name, such as animal, animal/bird, or unknown")
 
 

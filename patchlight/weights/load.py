@@ -587,6 +587,8 @@ def _subject(found: Found) -> SubjectHeat | None:
 
 def _groups(found: Found, labels: tuple[str, ...] | None) -> Groups | None:
     paths = (found.config.get("patchlight") or {}).get("groups")
+    if paths is not None and not isinstance(paths, list):
+        raise PatchlightError(f"{found.source}: its groups are {paths!r:.60}; they should be a list, one a label")
     return None if paths is None or labels is None else Groups(labels, tuple(paths))
 
 

@@ -63,6 +63,7 @@ def test_the_table_of_groups(tmp_path: Path) -> None:
         ("label,group\ncup,\n", "the row of 'cup' has the group ''"),
         ("label,group\ncup,thing/\n", "the row of 'cup' has the group 'thing/'"),
         ("label,group\ncup,animal/unknown\n", "animal/unknown"),
+        ("label,group\ncup,Unknown\n", "Unknown"),
         ("label,group\ncup,thing\n", "no row fits any of the 2 classes, such as 'crow'"),
         ("label,group\n\xff", "is not UTF-8"),
     ],
@@ -120,3 +121,9 @@ def test_a_cat_is_an_animal_and_a_cup_is_none() -> None:
         assert found.named is not None
         assert found.named.group == group
         assert found.named.group_confidence == pytest.approx(said.named.group_confidence, abs=0.02)
+
+
+def test_brackets_in_labels_are_nothing_special(tmp_path: Path):
+    table = tmp_path / "groups.csv"
+    table.write_text("label,group\n[wild]/f*,animal\nfox?,thing\n")
+    assert read_groups(table, ["[wild]/fox", "w/fox", "fox1"]).paths == ("animal", "unknown", "thing")
