@@ -292,8 +292,9 @@ def crop(
     found = ", ".join(f"{count:,} {decision}" for decision, count in summary.decisions.items() if count)
     failed = f"; {summary.failed:,} failed" if summary.failed else ""
     crops = "1 crop" if summary.crops == 1 else f"{summary.crops:,} crops"
-    typer.echo(f"{summary.photos:,} photos: {found or 'nothing'}{failed}; {crops} in {out}")
-    if summary.groups is not None:
+    photos = "1 photo" if summary.photos == 1 else f"{summary.photos:,} photos"
+    typer.echo(f"{photos}: {found or 'nothing'}{failed}; {crops} in {out}")
+    if summary.groups:
         typer.echo("shown: " + ", ".join(f"{count:,} {group}" for group, count in summary.groups.items()))
     if summary.skipped:
         count = sum(summary.skipped.values())
@@ -301,8 +302,9 @@ def crop(
         files, more = ("1 file" if count == 1 else f"{count:,} files"), ", ..." if len(kinds) > 5 else ""
         typer.echo(f"{files} skipped: not photos ({', '.join(kinds[:5])}{more})")
     if summary.crops_of_others:
-        crops = "1 crop is" if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} crops are"
-        typer.echo(f"{crops} of photos that are not among these any more, and left as they were")
+        one = "1 crop is of a photo that is not among these any more, and left as it was"
+        many = "crops are of photos that are not among these any more, and left as they were"
+        typer.echo(one if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} {many}")
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
         typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
@@ -435,7 +437,8 @@ def finetune(
 
     choice = choose_recipe(load(model), photos, open_dataset(photos), validation=validation)
     config = choice.config.changed(changes)
-    typer.echo(f"{choice.why}; {config.epochs:g} epochs, batches of {config.batch_size}")
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs:g} epochs"
+    typer.echo(f"{choice.why}; {epochs}, batches of {config.batch_size}")
     _run_training(config, out, resume=resume, device=device)
 
 
@@ -500,7 +503,7 @@ def publish(
 
     if name != "default":
         raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")
-    folder = put_into_package(run, groups=groups)
+    folder = put_into_package(run, groups=groups, tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
     typer.echo(folder)
     typer.echo(
         "patchlight: its confidence is not calibrated yet; python benchmarks/localize.py default --calibrate --write",

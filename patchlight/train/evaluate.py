@@ -26,7 +26,7 @@ from patchlight.files import replacing
 from patchlight.train.data import evaluation_batches
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
-from patchlight.train.trained_on import photos_trained_on
+from patchlight.train.trained_on import warnings_of
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
 
@@ -261,11 +261,7 @@ def evaluate_photos(
         raise PatchlightError(
             f"{source}: none of its {len(dataset):,} photos can be read; {'; '.join(found.problems[:1])}"
         )
-    problems = list(found.problems)
-    if seen := photos_trained_on(loaded.provenance.path.parent, readable):
-        problems.insert(
-            0, f"{seen:,} of the {len(readable):,} photos are among those that it was trained on: others tell more"
-        )
+    problems = [*warnings_of(loaded.provenance.path.parent, readable), *found.problems]
     device = loaded.model.norm.weight.device
     batches = evaluation_batches(
         readable, batch_size=batch_size, preprocess=loaded.preprocess.config, workers=workers, device=device

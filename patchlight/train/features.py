@@ -29,6 +29,7 @@ from patchlight.train.evaluate import Batch, evaluating, interval_of
 from patchlight.train.optim import FUSED_DEVICES
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
+from patchlight.train.trained_on import warnings_of
 from patchlight.weights.load import Loaded, load
 
 Method = Literal["knn", "linear", "attentive"]
@@ -439,6 +440,7 @@ def evaluate_features(
     where = vit.norm.weight.device
     tell("opening the photos")
     known, asked, left_out, problems = _open_sets(photos, train, workers, tell)
+    problems = [*warnings_of(model.provenance.path.parent, asked), *problems]
     if method == "attentive":
         patches = math.prod(vit.config.grid_for(model.preprocess.config.image_size))
         needed = (len(known) + len(asked)) * patches * token_width(vit.config) * 2

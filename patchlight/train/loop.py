@@ -37,7 +37,7 @@ from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
 from patchlight.train.subject import FindSubject, on_canvases
-from patchlight.weights.groups import read_groups
+from patchlight.weights.groups import gaps_of, read_groups
 from patchlight.weights.load import load
 
 
@@ -102,6 +102,8 @@ def _train(
             f"--set model.num_classes={len(training.classes)}"
         )
     groups = None if config.data.groups is None else read_groups(config.data.groups, training.classes)
+    for line in [] if config.data.groups is None else gaps_of(config.data.groups, training.classes):
+        tell(line)
     steps = max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size))
     steps_an_epoch = len(training) * config.augment.repeats / config.batch_size
     processes.check_batch(config)

@@ -1,5 +1,6 @@
 """What a finished run leaves: a model that `patchlight.load` takes, its card and its curves."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from patchlight.errors import PatchlightError
@@ -10,7 +11,7 @@ from patchlight.train.card import training_card
 from patchlight.train.data import Dataset
 from patchlight.train.learner import Learner, Result
 from patchlight.train.run_folder import RunFolder
-from patchlight.weights.groups import Groups, read_groups
+from patchlight.weights.groups import Groups, gaps_of
 from patchlight.weights.load import ASSETS, load
 from patchlight.weights.read import check_finite
 from patchlight.weights.save import save
@@ -41,10 +42,15 @@ def publish(
         pass  # no matplotlib: the numbers are in metrics.jsonl
 
 
-def put_into_package(run: str | Path, assets: Path = ASSETS, groups: str | Path | None = None) -> Path:
+def put_into_package(
+    run: str | Path,
+    assets: Path = ASSETS,
+    groups: str | Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Path:
     """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card.
 
-    `groups` is a table as `read_groups` takes it, in place of the run's own.
+    `groups` is a table as `read_groups` takes it, in place of the run's own; `tell` hears what of it does not fit.
     """
     folder = RunFolder(run)
     loaded = load(folder.path)
@@ -52,8 +58,9 @@ def put_into_package(run: str | Path, assets: Path = ASSETS, groups: str | Path 
     check_finite(dict(loaded.model.state_dict()), f"{run} in half precision")
     if groups is not None and loaded.labels is None:
         raise PatchlightError(f"{run}: names no classes, so that {groups} has nothing to group; leave it out")
-    table = None if groups is None or loaded.labels is None else read_groups(groups, loaded.labels)
-    target = save(loaded, assets / "default", groups=table, overwrite=True)
+    target = save(loaded, assets / "default", groups=groups, overwrite=True)
+    for line in [] if groups is None else gaps_of(groups, loaded.labels or ()):
+        tell(line)
     card = folder.path / "README.md"
     if card.is_file():
         with replacing(target / "README.md") as temporary:

@@ -18,14 +18,16 @@ def marks_of(photos: Dataset) -> bytes:
     return np.unique(_marks(photos)).tobytes()
 
 
-def photos_trained_on(run: Path, photos: Dataset) -> int:
-    """How many of the photos the run in this folder was trained on; 0 where nothing tells."""
+def warnings_of(run: Path, photos: Dataset) -> list[str]:
+    """A line that says how many of the photos the run in this folder was trained on; none where nothing tells."""
     try:
         content = (run / FILE).read_bytes()
     except OSError:
-        return 0
+        return []
     known = np.frombuffer(content[: len(content) // 8 * 8], ">u8")
-    return int(np.isin(_marks(photos), known).sum())
+    seen = int(np.isin(_marks(photos), known).sum())
+    line = f"{seen:,} of the {len(photos):,} photos are among those that it was trained on: others tell more"
+    return [line] if seen else []
 
 
 def _marks(photos: Dataset) -> npt.NDArray[np.uint64]:

@@ -137,6 +137,24 @@ def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:
     return Groups(tuple(labels), tuple(paths))
 
 
+def gaps_of(path: str | Path, labels: Sequence[str]) -> list[str]:
+    """What a table and these labels do not have in common, a line each: more often a slip of the pen than meant so."""
+    patterns = [pattern for pattern, _ in _read_table(Path(path))]
+    without = [label for label in labels if not any(_fits(label, each) for each in patterns)]
+    idle = [each for each in patterns if not any(_fits(label, each) for label in labels)]
+    lines = []
+    if without:
+        lines.append(f"{path}: no row fits {_few(without)} of the {len(labels):,} classes, so they are {UNKNOWN}")
+    if idle:
+        lines.append(f"{path}: no class is called {_few(idle)}, so these rows do nothing")
+    return lines
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(f"{name!r:.80}" for name in names[:3]) + more
+
+
 def _read_table(path: Path) -> list[tuple[str, str]]:
     try:
         text = path.read_text("utf-8-sig")

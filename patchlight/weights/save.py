@@ -15,7 +15,7 @@ from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.weights import convert_convnext, convert_swin
 from patchlight.weights.convert import State
-from patchlight.weights.groups import Groups
+from patchlight.weights.groups import Groups, read_groups
 from patchlight.weights.load import VERSION, Loaded
 from patchlight.weights.vit_to_timm import to_timm
 from patchlight.weights.vit_to_transformers import to_transformers
@@ -29,7 +29,7 @@ def save(
     preprocess: PreprocessConfig | None = None,
     labels: Sequence[str] | None = None,
     subject: SubjectHeat | None = None,
-    groups: Groups | None = None,
+    groups: Groups | str | Path | None = None,
     licence: str | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -37,7 +37,8 @@ def save(
 
     `layout="transformers"` is read by its AutoModel and AutoModelForImageClassification, `layout="timm"` by
     `timm.create_model("local-dir:FOLDER")`; an architecture that the library does not have raises. What came with a
-    loaded model (preprocessing, labels and their groups, how it finds subjects, licence) goes along unless given.
+    loaded model (preprocessing, labels and their groups, how it finds subjects, licence) goes along unless given;
+    `groups` may be the path of a table as `read_groups` takes it.
     """
     vit = model.model if isinstance(model, Loaded) else model
     if isinstance(model, Loaded):
@@ -55,6 +56,12 @@ def save(
         raise PatchlightError("labels should be a list of names, one a class")
     if labels is not None and len(labels) != vit.config.num_classes:
         raise PatchlightError(f"{len(labels)} labels were given for {vit.config.num_classes} classes")
+    if groups is not None and labels is None:
+        raise PatchlightError("groups are of labels, and there are none; pass labels= too, or leave groups= out")
+    if isinstance(groups, str | Path):
+        groups = read_groups(groups, labels or ())
+    if groups is not None and not isinstance(groups, Groups):
+        raise PatchlightError(f"groups should be the path of a CSV (label,group), not a {type(groups).__name__}")
     if groups is not None and (labels is None or groups.labels != tuple(labels)):
         raise PatchlightError("the groups are those of other labels; make them for the labels that are saved")
     config, state = vit.config, vit.state_dict()

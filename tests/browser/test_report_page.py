@@ -321,6 +321,10 @@ def test_photos_are_chosen_by_what_they_show(page: Any, tmp_path: Path) -> None:
     assert page.locator("#group option").all_text_contents() == [
         *("Shows anything", "Shows: <b>odd</b> (1)", "Shows: animal (2)", "Shows: thing (1)", "Shows: unknown (1)")
     ]
+    for width in (1100, 1280):  # what narrows the photos down lies side by side
+        page.set_viewport_size({"width": width, "height": 800})
+        tops = {round(page.locator(each).bounding_box()["y"]) for each in ("#search", "#group", "#order")}
+        assert len(tops) == 1
     page.locator("#group").select_option("animal")
     assert page.locator(".card .name").all_text_contents() == ["2.jpg", "0.jpg"]
     assert page.locator(".card .of").all_text_contents() == ["animal", "animal"]

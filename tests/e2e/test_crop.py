@@ -235,7 +235,8 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
     assert "4 files skipped: not photos (.txt 2, no ending 1, .mov 1)\n" in done.stdout
     assert "not among these" not in done.stdout
     (tmp_path / "photos" / "001.jpg").unlink()
-    assert "1 crop is of photos that are not among these any more, and left as they were\n" in crop("photos").stdout
+    assert "1 crop is of a photo that is not among these any more, and left as it was\n" in crop("photos").stdout
+    assert crop("photos/notes.txt").stdout.startswith("1 photo: nothing; 1 failed; 0 crops in found\n")
 
 
 def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:

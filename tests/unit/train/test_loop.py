@@ -27,6 +27,7 @@ from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.train.evaluate import evaluate_photos
+from patchlight.train.features import evaluate_features
 from patchlight.train.loop import Stopped, train
 from patchlight.train.objective import Classification, distillation_loss
 from patchlight.train.publish import put_into_package
@@ -445,12 +446,15 @@ def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path)
     table = tmp_path / "groups.csv"
     table.write_text("label,group\nred,warm/fire\n*e*,cold\n")
     config = settings(photos, epochs=0.3, **{"data.groups": str(table)})
-    train(config, tmp_path / "run")
+    told: list[str] = []
+    train(config, tmp_path / "run", tell=told.append)
+    assert not [line for line in told if "groups.csv" in line]
     groups = load(tmp_path / "run").groups
     assert groups is not None
     assert dict(zip(groups.labels, groups.paths, strict=True)) == {"blue": "cold", "green": "cold", "red": "warm/fire"}
     table.write_text("label,group\nred,hot\n")
-    put_into_package(tmp_path / "run", tmp_path / "assets", groups=table)
+    put_into_package(tmp_path / "run", tmp_path / "assets", groups=table, tell=told.append)
+    assert told[-1] == f"{table}: no row fits 'blue', 'green' of the 3 classes, so they are unknown"
     groups = load(tmp_path / "assets" / "default").groups
     assert groups is not None
     assert groups.paths == ("unknown", "unknown", "hot")
@@ -473,6 +477,7 @@ def test_evaluating_on_training_photos_says_so(photos: Path, tmp_path: Path) -> 
     (tmp_path / "others").mkdir()
     others = write_coloured_photos(tmp_path / "others", 26, 20)
     assert evaluate_photos(loaded, moved, workers=0).problems == report.problems
+    assert evaluate_features(loaded, moved, train=others, workers=0).problems[0] == report.problems[0]
     assert evaluate_photos(loaded, others, workers=0).problems == ()
     (tmp_path / "run" / "trained_on.hashes").unlink()  # as of a run of before
     assert evaluate_photos(loaded, photos, workers=0).problems == ()

@@ -10,7 +10,7 @@ import torch
 import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.errors import PatchlightError
-from patchlight.weights.groups import Groups, Named, read_groups
+from patchlight.weights.groups import Groups, Named, gaps_of, read_groups
 from patchlight.weights.save import save
 
 LABELS = ("crow", "jay", "cat", "car", "mixed")
@@ -53,6 +53,28 @@ def test_the_table_of_groups(tmp_path: Path) -> None:
     assert groups.paths == ("animal/bird", "thing/toy", "unknown", "thing")
     table.write_text("label,group\nbird/*,animal\n")
     assert read_groups(table, ["bird/crow", "cup"]).paths == ("animal", "unknown")
+
+
+def test_what_of_a_table_does_not_fit(tmp_path: Path) -> None:
+    table = tmp_path / "groups.csv"
+    table.write_text("label,group\nbird/*,animal\nbrid/*,animal\n[x],thing\n")
+    assert gaps_of(table, ["bird/crow", "[x]"]) == [f"{table}: no class is called 'brid/*', so these rows do nothing"]
+    lines = gaps_of(table, ["brid/a", "bird/b", "[x]", *"efghi"])
+    assert lines == [f"{table}: no row fits 'e', 'f', 'g' and 2 more of the 8 classes, so they are unknown"]
+
+
+def test_a_table_is_taken_by_save(tmp_path: Path) -> None:
+    table = tmp_path / "groups.csv"
+    table.write_text("label,group\n*,thing\n")
+    save(tiny_vit(), tmp_path / "model", labels=LABELS, groups=str(table))
+    groups = pl.load(tmp_path / "model").groups
+    assert groups == Groups(tuple(LABELS), ("thing",) * len(LABELS))
+    save(pl.load(tmp_path / "model"), tmp_path / "again", groups=table)
+    assert pl.load(tmp_path / "again").groups == groups
+    with pytest.raises(PatchlightError, match="pass labels= too"):
+        save(tiny_vit(), tmp_path / "none", groups=table)
+    with pytest.raises(PatchlightError, match=r"path of a CSV .label,group., not a list"):
+        save(tiny_vit(), tmp_path / "none", labels=LABELS, groups=["thing"] * len(LABELS))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
