@@ -16,6 +16,7 @@ from patchlight.train.config import DistillConfig, TrainConfig
 from patchlight.train.data import Batch, Dataset, evaluation_batches
 from patchlight.train.evaluate import Evaluation, evaluate
 from patchlight.train.learner import Learner
+from patchlight.weights.load import load
 
 Teacher = Callable[[Tensor], Tensor]
 """Images (B, 3, H, W) with values from 0 to 1, as the student sees them, -> logits_BK of the student's classes."""
@@ -58,6 +59,13 @@ class Classification(Learner):
         told = F.cross_entropy(logits_BK.float(), targets_BK)
         distilled = distillation_loss(distilled_BK.float(), taught_BK, self.config.distill)
         return (1 - self.config.distill.share) * told + self.config.distill.share * distilled
+
+    def published_with(self) -> dict[str, Any]:
+        if self.config.start is None or self.config.learning_blocks != 0:
+            return {}
+        loaded = load(self.config.start)
+        # Where the head alone has learned, and sees photos as before, the model still looks where its checkpoint did.
+        return {"subject": loaded.subject} if loaded.preprocess.config == self.config.preprocess else {}
 
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:
         images = evaluation_batches(

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from coloured_photos import write_coloured_photos
 from models_at_random import tiny_vit
-from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
-from patchlight.models.vit import Block
+from patchlight.models.vit import Block, ViT
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
@@ -33,6 +33,7 @@ from patchlight.train.objective import Classification, distillation_loss
 from patchlight.train.publish import put_into_package
 from patchlight.train.step import _apart
 from patchlight.weights.load import load
+from patchlight.weights.save import save
 
 STEPS = 12
 
@@ -360,8 +361,6 @@ def test_distillation_losses_by_hand() -> None:
 
 
 def test_a_checkpoint_is_fine_tuned_from_the_end(photos: Path, tmp_path: Path) -> None:
-    from patchlight.weights.save import save
-
     start = tiny_vit(image_size=16, num_classes=0)
     save(start, tmp_path / "start")
     model = {f"model.{name}": value for name, value in start.config.to_dict().items() if name != "architecture"}
@@ -461,6 +460,18 @@ def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path)
     with pytest.raises(PatchlightError, match="cannot be read"):
         train(settings(photos, **{"data.groups": "absent.csv"}), tmp_path / "none")
     assert not (tmp_path / "none" / "run.json").exists()
+
+
+def test_a_head_alone_leaves_the_model_looking_where_it_did(photos: Path, tmp_path: Path) -> None:
+    config = settings(photos, epochs=0.3, start=str(tmp_path / "start"), learning_blocks=0)
+    subject = SubjectHeat(scale=0.7, bias=-0.4)
+    save(ViT(config.model), tmp_path / "start", preprocess=config.preprocess, subject=subject)
+    train(config, tmp_path / "head")
+    assert load(tmp_path / "head").subject == subject
+    train(config.changed({"learning_blocks": 1}), tmp_path / "block")
+    assert load(tmp_path / "block").subject is None
+    train(config.changed({"preprocess.crop_pct": 0.8}), tmp_path / "otherwise")
+    assert load(tmp_path / "otherwise").subject is None
 
 
 def test_evaluating_on_training_photos_says_so(photos: Path, tmp_path: Path) -> None:
