@@ -152,13 +152,15 @@ def models(
     """The checkpoints that can be loaded by name."""
     from patchlight.weights.catalog import ENTRIES
 
-    rows = [(entry.name, entry.about, entry.licence) for entry in ENTRIES]
+    default = ("default", "inside the package: finds the subject, names 560 classes; ViT, 128 px", "see its card")
+    rows = [default, *((entry.name, entry.about, entry.licence) for entry in ENTRIES)]
     rows = [row for row in rows if all(word.lower() in " ".join(row).lower() for word in words or [])]
     if not rows:
         raise PatchlightError(f"no checkpoint matches {' '.join(words or [])!r}; `patchlight models` lists them all")
     if as_json:
-        shown = [entry for entry in ENTRIES if entry.name in {row[0] for row in rows}]
-        typer.echo(json.dumps([entry.to_dict() for entry in shown], indent=2))
+        entries = {entry.name: entry.to_dict() for entry in ENTRIES}
+        found = [entries.get(name, {"name": name, "about": about, "licence": terms}) for name, about, terms in rows]
+        typer.echo(json.dumps(found, indent=2))
     else:
         _print_rows(rows, ["name", "what", "licence"])
 

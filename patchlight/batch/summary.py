@@ -32,7 +32,7 @@ class Summary:
     bursts: dict[str, int] | None = None
     """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
     groups: dict[str, int] | None = None
-    """How many photos show what, by a model whose classes have groups."""
+    """How many photos with a find show what, by a model whose classes have groups."""
     seconds: float = 0.0
     rate: float = 0.0
     report: Path | None = None
@@ -99,7 +99,8 @@ def finish(
         row = journal.row(photo)
         if row["status"] == "ok":
             decisions[row["decision"]] += 1
-            groups[row["group"]] += 1
+            if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
+                groups[row["group"]] += 1
             if row.get("burst"):
                 identity = row["burst"]["id"]
                 bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"

@@ -361,7 +361,10 @@ def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, 
     """Our state in transformers' names, and its config.json."""
     side, patch, window = config.image_size[0], config.patch_size[0], config.window_size[0]
     refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch), window_size=(window, window))
-    refuse("transformers", config, norm_eps=1e-5, uneven_windows="plain")
+    refuse("transformers", config, norm_eps=1e-5)
+    grids_and_windows = zip(config.stage_grids(config.image_size), config.stage_windows(), strict=True)
+    if any(h % down or w % across for (h, w), (down, across) in grids_and_windows):
+        refuse("transformers", config, uneven_windows="plain")  # where all windows are full, both are the same
     model, measured = ("swinv2" if config.v2 else "swin"), list(config.measuring_windows or [0] * len(config.depths))
     theirs = convert_to(_second(config, state, "transformers"), TRANSFORMERS_OLD)
     if config.v2:

@@ -88,7 +88,8 @@ def test_models(tmp_path: Path) -> None:
     assert "dinov2-with-registers-small" in answer.stdout
     assert "clip" not in answer.stdout
     rows = json.loads(patchlight("models", "--json", cwd=tmp_path).stdout)
-    assert {"name", "hub", "about", "licence", "settings", "preprocess"} == set(rows[0])
+    assert {"name", "hub", "about", "licence", "settings", "preprocess"} == set(rows[1])
+    assert (rows[0]["name"], "inside the package" in rows[0]["about"]) == ("default", True)
 
 
 def test_classify(pets: Path) -> None:

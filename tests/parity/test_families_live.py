@@ -302,6 +302,20 @@ def test_transformers_reads_what_we_save_for_it(model: Any, tmp_path: Path) -> N
     assert_same(load(tmp_path / "model").model(image_BCHW), model(image_BCHW))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("v2", [False, True])
+def test_transformers_reads_windows_that_are_all_full_whatever_is_done_with_others(v2: bool, tmp_path: Path) -> None:
+    told = swin_config(4, (2, 1), (16, 16), image_size=64, v2=v2)
+    model = Swin(told).eval()
+    randomize(model)
+    model = keys_without_bias(model) if v2 else model
+    assert told.uneven_windows == "masked"
+    save(model, tmp_path / "model", layout="transformers")
+    theirs = oracles.transformers().AutoModelForImageClassification.from_pretrained(tmp_path / "model").eval()
+    image_BCHW = torch.randn(2, 3, 64, 64)
+    assert_same(theirs(image_BCHW).logits, model(image_BCHW))
+
+
 # (window, depths, image in patches down and across): stages whose grids are smaller than a window, too.
 SWINS_V2 = [
     (4, (2, 2), (16, 8)),

@@ -247,7 +247,7 @@ def test_a_ratio_that_no_stage_alone_tells(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layout", "words"),
     [
-        ("swin", "transformers", "uneven_windows='masked' cannot be written with layout='transformers'"),
+        ("swin-odd-grid", "transformers", "uneven_windows='masked' cannot be written with layout='transformers'"),
         ("convnext", "timm", "cannot be written with layout='timm', which has 4 stages"),
         ("swin-oblong", "transformers", "image_size=(40, 72) cannot be written"),
         ("swin-oblong", "timm", "window_size=(3, 5) cannot be written with layout='timm', whose model has (3, 3)"),
