@@ -335,6 +335,8 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> Model:
             ) from None
         for note in loaded.notes:
             tell(note)
+        if loaded.subject is not None and config.subject is None and config.learning_blocks != 0:
+            tell("how the checkpoint finds subjects is not kept, since its blocks learn; learning_blocks=0 keeps it")
     if config.learning_blocks is not None:
         vit.requires_grad_(False)
         learning: list[nn.Module | None] = [vit.head, getattr(vit, "distill_head", None)]

@@ -151,7 +151,7 @@ def _dinov2(config: ViTConfig, state: State) -> Written:
     model = _model_for(config)
     _refuse_oblong(config, model)
     refuse("transformers", config, model, position="learned", class_token=True, patch_bias=True, final_norm="tokens")
-    if config.pooling == "mean":
+    if config.pooling == "mean" or not config.num_classes:  # it is their classifier that takes the mean, too
         refuse("transformers", config, model, pooling="cls")
     config, state = _with_prefix_rows(config, state)
     config, state = _with_scales(config, state)

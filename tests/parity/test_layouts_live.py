@@ -240,6 +240,7 @@ def test_a_model_of_other_patches_is_written_for_timm(tmp_path: Path) -> None:
         ("transformers", {"inner_norm": "mlp"}, "inner_norm='mlp' with vit cannot be written"),
         ("transformers", {"position": "rope2d"}, "rope_coordinates='index' with position='rope2d' cannot"),
         ("transformers", {"position": "rope_mixed"}, "position='rope_mixed' with position='rope_mixed' cannot"),
+        ("transformers", {"pooling": "cls_mean", "num_classes": 0}, "pooling='cls_mean' with dinov2 cannot be written"),
         ("transformers", {"position": "none"}, "position='none' with vit cannot be written"),
         ("transformers", DINOV3, "num_classes=5 with position='rope2d' cannot be written"),
         (
