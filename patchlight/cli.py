@@ -152,7 +152,7 @@ def models(
     """The checkpoints that can be loaded by name."""
     from patchlight.weights.catalog import ENTRIES
 
-    default = ("default", "inside the package: finds the subject, names 560 classes; ViT, 128 px", "see its card")
+    default = ("default", "inside the package: what every command takes where none is named", "see its card")
     rows = [default, *((entry.name, entry.about, entry.licence) for entry in ENTRIES)]
     rows = [row for row in rows if all(word.lower() in " ".join(row).lower() for word in words or [])]
     if not rows:

@@ -1,11 +1,14 @@
 """Files that are written whole or not at all, whatever happens to the process or the machine meanwhile, and folders
-that one process writes to at a time."""
+that one process writes to at a time. And tables, as people have them."""
 
 import contextlib
+import csv
 import fcntl
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from patchlight.errors import PatchlightError
 
@@ -62,3 +65,15 @@ def held_alone(folder: Path, lock: Path, *, begun: Path) -> Iterator[None]:
                 for each in made:
                     with contextlib.suppress(OSError):
                         each.rmdir()
+
+
+def open_table(path: Path) -> tuple[str, Any]:
+    """The first line of a CSV, and a `csv.reader` of all its rows; they may be parted by semicolons or tabs, too."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        raise PatchlightError(f"{path}: is not UTF-8 text; save it as a CSV in UTF-8") from None
+    except OSError as error:
+        raise PatchlightError(f"{path}: cannot be read ({error.strerror})") from None
+    head = text.partition("\n")[0]
+    return head, csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
@@ -110,8 +111,9 @@ def _train(
 
     # The model, who teaches it, and how it moves.
     torch.manual_seed(config.seed)
-    vit = make_model(config, tell).to(processes.device)
-    learner = make_learner(vit, config, training, teacher).to(processes.device)
+    vit, subject = make_model(config, tell)
+    vit = vit.to(processes.device)
+    learner = make_learner(vit, config, training, teacher, subject).to(processes.device)
     model = processes.spread(learner, config)  # before the optimizer, since sharding replaces the weights
     optimizer = make_optimizer(learner, config.optim, capturable=processes.device.type == "cuda")
     average = None if config.ema is None else WeightAverage(vit, config.ema)
@@ -301,7 +303,9 @@ def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Datas
     return training, validation
 
 
-def make_learner(vit: Model, config: TrainConfig, training: Dataset, teacher: Teacher | None) -> Learner:
+def make_learner(
+    vit: Model, config: TrainConfig, training: Dataset, teacher: Teacher | None, subject: SubjectHeat | None
+) -> Learner:
     """What is learnt, as the settings say."""
     if isinstance(vit, ViT):
         if config.dino is not None:
@@ -313,11 +317,15 @@ def make_learner(vit: Model, config: TrainConfig, training: Dataset, teacher: Te
     if config.distill is not None and teacher is None:
         device = str(next(vit.parameters()).device)
         teacher = loaded_teacher(load(config.distill.teacher, device=device), training.classes)
-    return Classification(vit, config, teacher)
+    return Classification(vit, config, teacher, subject)
 
 
-def make_model(config: TrainConfig, tell: Callable[[str], None]) -> Model:
-    """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can."""
+def make_model(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Model, SubjectHeat | None]:
+    """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can.
+
+    And how the checkpoint finds subjects, where that stays: the head alone learns, and photos are seen as before.
+    """
+    subject = None
     if config.start is None:
         vit = fresh_model(config.model)
     else:
@@ -335,8 +343,13 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> Model:
             ) from None
         for note in loaded.notes:
             tell(note)
-        if loaded.subject is not None and config.subject is None and config.learning_blocks != 0:
-            tell("how the checkpoint finds subjects is not kept, since its blocks learn; learning_blocks=0 keeps it")
+        if config.learning_blocks == 0 and loaded.preprocess.config == config.preprocess:
+            subject = loaded.subject
+        elif loaded.subject is not None and config.subject is None:
+            tell(
+                "how the checkpoint finds subjects is not kept, since its blocks learn or it sees photos otherwise; "
+                "learning_blocks=0 with its own preprocessing keeps it"
+            )
     if config.learning_blocks is not None:
         vit.requires_grad_(False)
         learning: list[nn.Module | None] = [vit.head, getattr(vit, "distill_head", None)]
@@ -345,7 +358,7 @@ def make_model(config: TrainConfig, tell: Callable[[str], None]) -> Model:
         for module in learning:
             if module is not None:
                 module.requires_grad_(True)
-    return vit.train()
+    return vit.train(), subject
 
 
 def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import augment, mix, normalise
 from patchlight.images.draws import Draws
@@ -16,7 +17,6 @@ from patchlight.train.config import DistillConfig, TrainConfig
 from patchlight.train.data import Batch, Dataset, evaluation_batches
 from patchlight.train.evaluate import Evaluation, evaluate
 from patchlight.train.learner import Learner
-from patchlight.weights.load import load
 
 Teacher = Callable[[Tensor], Tensor]
 """Images (B, 3, H, W) with values from 0 to 1, as the student sees them, -> logits_BK of the student's classes."""
@@ -25,9 +25,12 @@ Teacher = Callable[[Tensor], Tensor]
 class Classification(Learner):
     """Learning to name photos."""
 
-    def __init__(self, vit: Model, config: TrainConfig, teacher: Teacher | None = None) -> None:
+    def __init__(
+        self, vit: Model, config: TrainConfig, teacher: Teacher | None = None, subject: SubjectHeat | None = None
+    ) -> None:
+        """`subject`: how the model finds subjects, where what it learns leaves that as it is."""
         super().__init__()
-        self.vit, self.config = vit, config
+        self.vit, self.config, self.subject = vit, config, subject
         self.teacher = (teacher,)  # in a tuple, so that a module is not taken for a part of this one
         self.records_prepare = self.prepares_ahead = teacher is None
         if (teacher is None) != (config.distill is None):
@@ -61,11 +64,7 @@ class Classification(Learner):
         return (1 - self.config.distill.share) * told + self.config.distill.share * distilled
 
     def published_with(self) -> dict[str, Any]:
-        if self.config.start is None or self.config.learning_blocks != 0:
-            return {}
-        loaded = load(self.config.start)
-        # Where the head alone has learned, and sees photos as before, the model still looks where its checkpoint did.
-        return {"subject": loaded.subject} if loaded.preprocess.config == self.config.preprocess else {}
+        return {} if self.subject is None else {"subject": self.subject}
 
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:
         images = evaluation_batches(

@@ -1,7 +1,6 @@
 """Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, CIFAR-10."""
 
 import csv
-import io
 import json
 import math
 import os
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from patchlight.errors import PatchlightError
+from patchlight.files import open_table
 from patchlight.images.decode import ImageError, decode
 from patchlight.train.data import Dataset, Names, Note, printable
 
@@ -205,14 +205,7 @@ _NO_BOX = (math.nan,) * 4
 
 
 def _open_csv(path: Path) -> Dataset:
-    try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise PatchlightError(f"{path}: is not UTF-8 text; save it as a CSV in UTF-8") from None
-    except OSError as error:
-        raise PatchlightError(f"{path}: cannot be read ({error.strerror})") from None
-    head = text.partition("\n")[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=head.count))
+    head, reader = open_table(path)
     notes: list[Note] = []
     names: list[str] = []
     given: list[str] = []

@@ -7,7 +7,6 @@ that photos are sorted by. A class whose group is not known, or that is mixed, i
 import csv
 import functools
 import hashlib
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from patchlight.errors import PatchlightError
+from patchlight.files import open_table
 
 UNKNOWN = "unknown"
 
@@ -156,14 +156,9 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _read_table(path: Path) -> list[tuple[str, str]]:
+    _, reader = open_table(path)
     try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise PatchlightError(f"{path}: is not UTF-8 text; save it as a CSV in UTF-8") from None
-    except OSError as error:
-        raise PatchlightError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        lines = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text, newline="")) if any(row)]
+        lines = [[cell.strip() for cell in row] for row in reader if any(row)]
     except csv.Error as error:
         raise PatchlightError(f"{path}: is not CSV ({error})") from None
     header = [name.lower() for name in lines[0]] if lines else []

@@ -28,7 +28,7 @@ OTHERS: tuple[Other, ...] = (
     Other("SegFormer", "segformer", r"\bsegformer\."),
     Other("CaiT", "cait_", r"\bblocks_token_only\."),
     Other("ConViT", "convit_", r"\.attn\.gating_param$"),
-    Other("LeViT", "levit|levit_", r"\.attn\.qkv\.(linear|c|bn)\.|\blevit\."),
+    Other("LeViT", "levit", r"\.attn\.qkv\.(linear|c|bn)\.|\blevit\."),
     Other("CrossViT", "crossvit_", r"\brevert_projs\."),
     Other("TNT", "tnt_", r"\bpixel_embed\."),
     Other("Hiera", "hiera|sam2_hiera", r"\bblocks\.\d+\.proj\.weight$|\bpos_embed_win$|\bhiera\."),
@@ -42,7 +42,7 @@ OTHERS: tuple[Other, ...] = (
     Other("FastViT", "fastvit|mci", r"\.token_mixer\.mixer\."),
     Other(
         "the image encoder of SAM",
-        "samvit_|sam",
+        "samvit_|sam(_|$)",
         r"\bblocks\.\d+\.attn\.rel_pos_[hw]$|\.layers\.\d+\.attn\.rel_pos_[hw]$",
     ),
     Other("NaFlexViT", "naflexvit|siglip2_vision_model", r"\bembeds\.(proj\.|pos_embed)"),

@@ -3,7 +3,6 @@
 import base64
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,6 @@ from PIL import Image
 
 from patchlight.batch.report import thumbnail, write_report
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
 DECISIONS = ["subject", "several", "unsure", "none"]
 HOSTILE = [
     "</script><script>document.title='broken'</script>.jpg",
@@ -29,14 +24,6 @@ HOSTILE = [
     "<!--<script>.jpg",
     "per%20cent #1?.jpg",
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

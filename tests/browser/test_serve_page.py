@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import os
-import shutil
 import time
 import zipfile
 from collections.abc import Iterator
@@ -23,10 +22,6 @@ from patchlight.explain.rollout import rollout
 from patchlight.images.crop import region_around
 from served import Served, serving
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
 DEMO = Path(__file__).parents[2] / "demo"
 SHOTS = os.environ.get("PATCHLIGHT_SHOTS")
 """A folder for screenshots, for whoever wants to look at them."""
@@ -43,14 +38,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def loaded() -> pl.Loaded:
     return pl.load("default")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
 
 
 class Failures(list[str]):

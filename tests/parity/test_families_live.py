@@ -63,20 +63,27 @@ def load_copy(theirs: torch.nn.Module, folder: Path, config: dict[str, Any] | No
     return load(folder, **told)
 
 
+def timm_arguments(config: SwinConfig) -> dict[str, Any]:
+    """What timm's Swin and Swin V2 are both made with."""
+    return {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size[0],
+        "in_chans": config.in_channels,
+        "num_classes": config.num_classes,
+        "embed_dim": config.width,
+        "depths": config.depths,
+        "num_heads": config.num_heads,
+        "window_size": config.window_size,
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+    }
+
+
 def timm_swin(config: SwinConfig, **arguments: Any) -> torch.nn.Module:
     model = (
         oracles.timm()
         .models.swin_transformer.SwinTransformer(
-            img_size=config.image_size,
-            patch_size=config.patch_size[0],
-            in_chans=config.in_channels,
-            num_classes=config.num_classes,
-            embed_dim=config.width,
-            depths=config.depths,
-            num_heads=config.num_heads,
-            window_size=config.window_size,
-            mlp_ratio=config.mlp_ratio,
-            qkv_bias=config.qkv_bias,
+            **timm_arguments(config),
             **arguments,
         )
         .eval()
@@ -327,16 +334,7 @@ SWINS_V2 = [
 
 def timm_swin_v2(config: SwinConfig) -> torch.nn.Module:
     model = oracles.timm().models.swin_transformer_v2.SwinTransformerV2(
-        img_size=config.image_size,
-        patch_size=config.patch_size[0],
-        in_chans=config.in_channels,
-        num_classes=config.num_classes,
-        embed_dim=config.width,
-        depths=config.depths,
-        num_heads=config.num_heads,
-        window_size=config.window_size,
-        mlp_ratio=config.mlp_ratio,
-        qkv_bias=config.qkv_bias,
+        **timm_arguments(config),
         pretrained_window_sizes=config.measuring_windows or (0,) * len(config.depths),
     )
     randomize(model.eval())

@@ -145,7 +145,9 @@ def test_a_cat_is_an_animal_and_a_cup_is_none() -> None:
         assert found.named.group_confidence == pytest.approx(said.named.group_confidence, abs=0.02)
 
 
-def test_brackets_in_labels_are_nothing_special(tmp_path: Path):
+def test_tables_of_spreadsheets_and_labels_with_brackets(tmp_path: Path):
     table = tmp_path / "groups.csv"
+    table.write_text("label;group\r\nfox1;animal\r\n")  # as spreadsheets write it in half of the world
+    assert read_groups(table, ["fox1"]).paths == ("animal",)
     table.write_text("label,group\n[wild]/f*,animal\nfox?,thing\n")
     assert read_groups(table, ["[wild]/fox", "w/fox", "fox1"]).paths == ("animal", "unknown", "thing")
