@@ -78,7 +78,8 @@ class Attention(nn.Module):
         q_BANE, k_BANE = self.q_norm(q_BNAE).transpose(1, 2), self.k_norm(k_BNAE).transpose(1, 2)
         rope = geometry.rope if self.rope is None else self.rope(geometry)
         if rope is not None:
-            q_BANE, k_BANE = rotate(q_BANE, rope), rotate(k_BANE, rope)
+            cos, sin = (table.to(q_BANE.dtype) for table in rope)
+            q_BANE, k_BANE = rotate(q_BANE, (cos, sin)), rotate(k_BANE, (cos, sin))
         return q_BANE, k_BANE, v_BNAE.transpose(1, 2)
 
     def mask(self, geometry: TokenGeometry, dtype: torch.dtype) -> Tensor | None:

@@ -38,7 +38,7 @@ class TokenGeometry:
     valid_BN: Tensor | None = None
     """False where a token holds no pixel of its image; None if every token holds some."""
     rope: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines (1 or B, 1, N, E / 2) that turn queries and keys."""
+    """What turns queries and keys (1 or B, 1, N, E): cosines, and sines that are negative in the first half."""
     offsets_NN: Tensor | None = None
     """For each pair of tokens the row of a relative table that holds its bias."""
     segments_BN: Tensor | None = None
@@ -111,14 +111,22 @@ def rope_2d(
 
 
 def rotate(x_BANE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as cosines and sines.
+    """Turn the pairs (i, i + E/2) of each head's numbers by the angles in `rope`, given as `cos_and_sin` gives them.
 
     In memory a token's heads lie side by side, and so they are left: attention answers in the layout of its queries,
-    and any other would have to be copied back.
+    and any other would have to be copied back. Three kernels, since a small model takes longer to launch them than to
+    run them.
     """
-    cos, sin = (table.transpose(1, 2).to(x_BANE.dtype) for table in rope)
-    first, second = x_BANE.transpose(1, 2).chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).transpose(1, 2)
+    cos, sin = (table.transpose(1, 2) for table in rope)
+    x_BNAE = x_BANE.transpose(1, 2)
+    first, second = x_BNAE.chunk(2, -1)
+    return torch.addcmul(x_BNAE * cos, torch.cat([second, first], -1), sin).transpose(1, 2)
+
+
+def cos_and_sin(angles: Tensor) -> Tensor:
+    """(..., E / 2) to (..., 2 E): the cosines of each pair's two numbers, then their sines with the signs of a turn."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos, -sin, sin], -1)
 
 
 def log_offsets(grid: Size, device: torch.device | None = None, *, measure: Size | None = None) -> Tensor:
@@ -341,7 +349,7 @@ class RotaryPositions(nn.Module):
         self.settings = (config.head_width, config.rope_base, config.rope_coordinates, config.rope_grid)
         self.grid, self.num_prefix = config.grid, config.num_prefix
         self.memory = GridMemory()
-        self.table_NE = self._own_table(None)
+        self.table_NX = self._own_table(None)
         """The config's own grid, made once: a compiled model reads it, where it would compute it for every image."""
 
     def _own_table(self, device: torch.device | None) -> Tensor:
@@ -349,31 +357,30 @@ class RotaryPositions(nn.Module):
             return _with_unturned_prefix(self._cos_and_sin(self.grid, device), self.num_prefix)
 
     def _cos_and_sin(self, grid: Size, device: torch.device | None) -> Tensor:
-        angles_PX = rope_2d(grid, *self.settings, device=device)
-        return torch.cat([angles_PX.cos(), angles_PX.sin()], 1)
+        return cos_and_sin(rope_2d(grid, *self.settings, device=device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryPositions":
         # Made anew where the model goes, in float32 whatever the model becomes: a rounded table could not be undone.
-        self.table_NE = self._own_table(fn(torch.empty(0, device="cpu")).device)
+        self.table_NX = self._own_table(fn(torch.empty(0, device="cpu")).device)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
-        """(1 or B, 1, N, E / 2) each; prefix tokens lie nowhere and are not turned."""
+        """(1 or B, 1, N, E) each; prefix tokens lie nowhere and are not turned."""
         if (
             geometry.every_image_fills_the_grid
             and geometry.grid == self.grid
-            and geometry.device == self.table_NE.device
+            and geometry.device == self.table_NX.device
         ):
-            table_BNE = self.table_NE[None]
+            table_BNX = self.table_NX[None]
         else:
 
             def rows_for(grid: Size) -> Tensor:
                 compute = functools.partial(self._cos_and_sin, grid, geometry.device)
                 return self.memory.recall(grid, geometry.device, compute)
 
-            table_BNE = _with_unturned_prefix(lay_out(rows_for, geometry), geometry.num_prefix)
-        cos_B1NX, sin_B1NX = table_BNE[:, None].chunk(2, -1)
-        return cos_B1NX, sin_B1NX
+            table_BNX = _with_unturned_prefix(lay_out(rows_for, geometry), geometry.num_prefix)
+        cos_B1NE, sin_B1NE = table_BNX[:, None].chunk(2, -1)
+        return cos_B1NE, sin_B1NE
 
 
 class MixedRotaryPositions(nn.Module):
@@ -397,20 +404,21 @@ class MixedRotaryPositions(nn.Module):
         self.frequencies.copy_(torch.stack([sizes_X * axes_AX.sin(), sizes_X * axes_AX.cos()]))
 
     def forward(self, geometry: TokenGeometry) -> tuple[Tensor, Tensor]:
-        """(1 or B, A, N, E / 2) each."""
+        """(1 or B, A, N, E) each."""
         heads, half = self.frequencies.shape[1:]
 
         def rows_for(grid: Size) -> Tensor:
-            def cos_and_sin() -> Tensor:
+            def compute() -> Tensor:
                 (rows_P, columns_P), (down_AX, across_AX) = grid_coordinates(grid, geometry.device), self.frequencies
                 angles_PAX = rows_P[:, None, None] * down_AX.float() + columns_P[:, None, None] * across_AX.float()
-                return torch.cat([angles_PAX.cos().flatten(1), angles_PAX.sin().flatten(1)], 1)
+                cos_PAE, sin_PAE = cos_and_sin(angles_PAX).chunk(2, -1)
+                return torch.cat([cos_PAE.flatten(1), sin_PAE.flatten(1)], 1)
 
-            return self.memory.recall(grid, geometry.device, cos_and_sin, self.frequencies, training=self.training)
+            return self.memory.recall(grid, geometry.device, compute, self.frequencies, training=self.training)
 
         table_BNX = _with_unturned_prefix(lay_out(rows_for, geometry), geometry.num_prefix)
-        cos_BANX, sin_BANX = table_BNX.unflatten(2, (2, heads, half)).permute(2, 0, 3, 1, 4)
-        return cos_BANX, sin_BANX
+        cos_BANE, sin_BANE = table_BNX.unflatten(2, (2, heads, 2 * half)).permute(2, 0, 3, 1, 4)
+        return cos_BANE, sin_BANE
 
 
 def _with_unturned_prefix(cos_and_sin: Tensor, num_prefix: int) -> Tensor:

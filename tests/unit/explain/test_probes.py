@@ -159,8 +159,8 @@ def probes_rotate(x_BANE: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor])
     turned = x_BANE.clone()
     for pair in range(half):
         a, b = x_BANE[..., pair], x_BANE[..., pair + half]
-        turned[..., pair] = a * cos[..., pair] - b * sin[..., pair]
-        turned[..., pair + half] = a * sin[..., pair] + b * cos[..., pair]
+        turned[..., pair] = a * cos[..., pair] - b * sin[..., pair + half]
+        turned[..., pair + half] = a * sin[..., pair + half] + b * cos[..., pair]
     return turned
 
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from models_at_random import tiny_vit
 from patchlight.models import positions
-from patchlight.models.positions import grid_coordinates, relative_index, resample, rope_2d, rotate, sincos_2d
+from patchlight.models.positions import (
+    cos_and_sin,
+    grid_coordinates,
+    relative_index,
+    resample,
+    rope_2d,
+    rotate,
+    sincos_2d,
+)
 
 GRIDS = st.tuples(st.integers(1, 7), st.integers(1, 7))
 
@@ -33,8 +41,8 @@ def test_sincos_rows_share_the_first_half_and_columns_the_second() -> None:
 def test_rope_turns_without_stretching_and_knows_only_offsets(grid: tuple[int, int], coordinates: str) -> None:
     angles = rope_2d(grid, 8, coordinates=coordinates)
     q, k = torch.randn(2, 8)
-    rope = (angles.cos()[None, None], angles.sin()[None, None])
-    turned_q, turned_k = (rotate(x.expand(1, 1, len(angles), -1), rope)[0, 0] for x in (q, k))
+    cos, sin = cos_and_sin(angles)[None, None].chunk(2, -1)
+    turned_q, turned_k = (rotate(x.expand(1, 1, len(angles), -1), (cos, sin))[0, 0] for x in (q, k))
     torch.testing.assert_close(turned_q.norm(dim=1), q.norm().expand(len(angles)))
     scores_PP = turned_q @ turned_k.T
     rows_P, columns_P = grid_coordinates(grid)

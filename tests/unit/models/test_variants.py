@@ -110,25 +110,25 @@ def test_rope_reads_its_table_on_its_own_grid_and_computes_the_same_elsewhere(gr
     model = tiny_vit(position="rope2d", num_registers=1)
     _, geometry = model.embed(torch.randn(1, 3, 8 * grid[0], 8 * grid[1]))
     own = geometry.rope
-    model.rope.table_NE = torch.empty(0, device="meta")
+    model.rope.table_NX = torch.empty(0, device="meta")
     computed = model.rope(geometry)
     for ours, again in zip(own, computed, strict=True):
         torch.testing.assert_close(ours, again, atol=0, rtol=0)
-        assert ours.shape == (1, 1, 2 + 16, 6)
+        assert ours.shape == (1, 1, 2 + 16, 12)
 
 
 def test_the_table_of_rope_goes_along_and_stays_exact() -> None:
     with torch.device("meta"):
         model = ViT(ViTConfig(width=24, num_heads=2, depth=1, position="rope2d", image_size=32))
-    assert model.rope.table_NE.is_meta
-    exact = tiny_vit(position="rope2d", patch_size=16).rope.table_NE
+    assert model.rope.table_NX.is_meta
+    exact = tiny_vit(position="rope2d", patch_size=16).rope.table_NX
     model.to_empty(device="cpu")
-    assert torch.equal(model.rope.table_NE, exact)
+    assert torch.equal(model.rope.table_NX, exact)
     with torch.inference_mode():
         model.bfloat16()
-    assert torch.equal(model.float().rope.table_NE, exact)
-    assert not model.rope.table_NE.is_inference()
-    assert "rope.table_NE" not in model.state_dict()
+    assert torch.equal(model.float().rope.table_NX, exact)
+    assert not model.rope.table_NX.is_inference()
+    assert "rope.table_NX" not in model.state_dict()
 
 
 def test_mixed_frequencies_start_as_two_axes_at_a_right_angle() -> None:
