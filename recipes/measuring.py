@@ -184,6 +184,16 @@ def percent(shares: Iterable[float]) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
+def accuracies_of(results: Sequence[Result]) -> str:
+    """The line above a table that says what its accuracies are."""
+    seeds = {row: sum(each["row"] == row for each in results) for row in {result["row"] for result in results}}
+    fewest, most = min(seeds.values()), max(seeds.values())
+    if most == 1:
+        return "Accuracy in percent, one seed.\n\n"
+    where = "" if fewest == most else ", or of one seed where no deviation stands"
+    return f"Accuracy in percent, mean ± standard deviation of {most} seeds{where}.\n\n"
+
+
 def seconds_of(results: Sequence[Result]) -> str:
     return f"{statistics.fmean(result['seconds'] for result in results):.0f}" if results else ""
 

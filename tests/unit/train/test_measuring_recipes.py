@@ -172,6 +172,29 @@ def test_rows_in_processes_are_kept_and_a_failure_costs_only_its_own(
         measuring.measure_all(out, [measuring.Task("a", 0, {"epochs": 2.0})], measure)
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("ab", "one seed."),
+        ("aabb", "mean ± standard deviation of 2 seeds."),
+        ("aab", "mean ± standard deviation of 2 seeds, or of one seed where no deviation stands."),
+    ],
+)
+def test_a_table_says_how_many_seeds_it_rests_on(recipe: Any, rows: str, said: str) -> None:
+    assert recipe("measuring").accuracies_of([{"row": row} for row in rows]) == f"Accuracy in percent, {said}\n\n"
+
+
+@pytest.mark.parametrize("name", ["ablations", "data_efficiency"])
+def test_what_was_measured_is_what_the_page_says(recipe: Any, name: str) -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "training.md").read_text()
+    results = recipe("measuring").read_results(root / "recipes" / "measured" / name)
+    numbers = re.findall(r"\d\d\.\d\d", recipe(name).table(results))
+    assert numbers
+    for number in numbers:
+        assert number in page or f"{float(number):.1f}" in page
+
+
 def test_settings_on_the_command_line(recipe: Any) -> None:
     parse = recipe("measuring").parse_changes
     assert parse(["model.width=64", "optim.name=adamw", "ema=null", "augment.flip=false"]) == {
