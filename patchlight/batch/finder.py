@@ -5,6 +5,7 @@ the model looks at one photo at a time, in a thread for each core, which is no s
 filled up to the same size.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from patchlight.batch.work import Failed, Seen, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError
 from patchlight.localizing.find import Localization, localize, localize_batch, look_again, read
+from patchlight.models.packed import packed
 from patchlight.weights.load import Loaded
 
 
@@ -21,8 +23,9 @@ class Finder:
     """A model on its device; its methods may be called in `threads` threads at a time."""
 
     def __init__(self, loaded: Loaded, settings: CropSettings, batch_size: int, tell: Callable[[str], None]) -> None:
-        self.loaded, self.settings, self.tell = loaded, settings, tell
+        self.settings, self.tell = settings, tell
         self.device = loaded.model.norm.weight.device
+        self.loaded = dataclasses.replace(loaded, model=packed(loaded.model))
         self.at_once = images_at_once(self.device, batch_size)
         """Photos; fewer, once memory has run out."""
         # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
