@@ -1,15 +1,27 @@
-"""What the API answers with: the shapes of its JSON."""
+"""What the API answers with: the shapes of its JSON, boxes and heat in them, and files of tensors."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+import safetensors.torch
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from patchlight.geometry import Box
+from patchlight.serve.engine import Seen
 
 Grid = Annotated[list[int], Field(min_length=2, max_length=2, description="[rows, columns] of patches")]
 Corners = Annotated[
     list[float],
     Field(min_length=4, max_length=4, description="[left, top, right, bottom] in pixels of the upright photo"),
 ]
+Number = Annotated[int, Query(ge=0, le=1000, description="Of the model, as /models lists them")]
 PhotoId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+BINARY: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "A safetensors file"}
+}
 
 
 class Problem(BaseModel):
@@ -168,3 +180,15 @@ class Shuffled(BaseModel):
         float, Field(description="The cosine of what the model says of the photo and of the shuffled photo")
     ]
     likeness_without_positions: float
+
+
+def heat_map(seen: Seen, heat_hw: Tensor) -> HeatMap:
+    return HeatMap(grid=list(heat_hw.shape), region=corners(seen.frame), values=heat_hw.flatten().tolist())
+
+
+def corners(box: Box) -> list[float]:
+    return [float(end) for end in (box.left, box.top, box.right, box.bottom)]
+
+
+def tensor_file(tensors: Mapping[str, Tensor]) -> Response:
+    return Response(safetensors.torch.save(dict(tensors)), media_type="application/octet-stream")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from patchlight.classification import check_names_classes
 from patchlight.config import Size, ViTConfig
 from patchlight.costing import Costs, Latency, costs, measure_latency
 from patchlight.errors import PatchlightError
@@ -58,6 +59,14 @@ class Served:
     @property
     def config(self) -> ViTConfig:
         return self.vit.config
+
+    @property
+    def names_classes(self) -> bool:
+        try:
+            check_names_classes(self.loaded)
+        except PatchlightError:
+            return False
+        return True
 
     @property
     def on_cpu(self) -> bool:
