@@ -11,8 +11,9 @@ from patchlight.train.card import training_card
 from patchlight.train.data import Dataset
 from patchlight.train.learner import Learner, Result
 from patchlight.train.run_folder import RunFolder
+from patchlight.weights.find import ASSETS
 from patchlight.weights.groups import Groups, gaps_of
-from patchlight.weights.load import ASSETS, load
+from patchlight.weights.load import load
 from patchlight.weights.read import check_finite
 from patchlight.weights.save import save
 

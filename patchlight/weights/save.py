@@ -14,9 +14,10 @@ from patchlight.families import ModelConfig, SwinConfig, encoder_in_words, token
 from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.weights import convert_convnext, convert_swin
+from patchlight.weights.about import VERSION
 from patchlight.weights.convert import State
 from patchlight.weights.groups import Groups, read_groups
-from patchlight.weights.load import VERSION, Loaded
+from patchlight.weights.load import Loaded
 from patchlight.weights.vit_to_timm import to_timm
 from patchlight.weights.vit_to_transformers import to_transformers
 

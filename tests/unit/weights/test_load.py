@@ -282,7 +282,7 @@ def test_sources_that_are_not_there(source: str, message: str) -> None:
 
 
 def test_the_default_model_is_inside_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchlight.weights.load.fetch", lambda *_: pytest.fail("no network is needed"))
+    monkeypatch.setattr("patchlight.weights.find.fetch", lambda *_: pytest.fail("no network is needed"))
     began = time.perf_counter()
     loaded = load("default")
     assert time.perf_counter() - began < 1

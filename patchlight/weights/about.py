@@ -1,0 +1,126 @@
+"""What a checkpoint says of itself: its config, preprocessing, labels and their groups, licence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from patchlight.config import PreprocessConfig, SubjectHeat
+from patchlight.errors import PatchlightError
+from patchlight.families import ModelConfig, config_from_dict
+from patchlight.images.preprocess import from_timm as timm_preprocess
+from patchlight.images.preprocess import from_transformers as transformers_preprocess
+from patchlight.weights.convert import State
+from patchlight.weights.find import Found
+from patchlight.weights.groups import Groups
+from patchlight.weights.inspect import Reading, Recognised, check_config, read_config
+from patchlight.weights.read import CheckpointError
+from patchlight.weights.staged import check_staged, hints_of, read_staged
+from patchlight.weights.vit_hints import refuse_partial_pooling, timm_hints, transformers_hints
+
+VERSION = 1
+"""Of the part of config.json that is ours."""
+
+
+def read_own_config(state: State, encoder: Recognised, found: Found, overrides: Mapping[str, Any]) -> Reading:
+    """The checkpoint's own config. Its head, image and patch size are its own business, whatever the caller wants of
+    them."""
+    staged = encoder.origin.architecture != "vit"
+    if "patchlight" in found.config:
+        settings = _our_part(found, "model")
+        architecture = settings.get("architecture", "vit")
+        if architecture != encoder.origin.architecture:
+            raise CheckpointError(
+                f"{found.source}: config.json says architecture={architecture!r}, but its tensors are named as those "
+                f"of a {encoder.origin.architecture}"
+            )
+        if staged:
+            check_staged(state, encoder, settings, found.source)
+        else:
+            check_config(state, encoder, settings, "config.json", found.source)
+        own = config_from_dict(settings)
+        return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
+    hints: list[tuple[str, Mapping[str, Any]]] = []
+    if staged and found.config:
+        hints.append(("config.json", hints_of(encoder, found.config, found.source)))
+    elif "architecture" in found.config:
+        gated = "blocks.0.mlp.gate_and_up.weight" in state
+        hints.append(("config.json", timm_hints(found.config, gated=gated)))
+    elif found.config:
+        hints.append(("config.json", transformers_hints(found.config, found.source)))
+    if found.entry is not None:
+        hints.append(("the catalogue", found.entry.settings))
+    changed = {"num_classes", "head_hidden", "patch_size"}
+    if "patch_size" in overrides:
+        changed.add("image_size")  # which is then meant for the new patches
+    asked = {name: value for name, value in overrides.items() if name not in changed}
+    if staged:
+        if found.entry is not None:  # which knows the size of the photos, where no config file does
+            hints.append(("the catalogue", {"image_size": found.entry.preprocess.image_size}))
+        sizes: dict[str, Any] = {name: asked.pop(name) for name in ("image_size", "window_size") if name in asked}
+        if "blocks.0.attn.cosine_scale.logarithm" in state:  # a Swin V2, whose tensors do not tell them
+            hints.append(("you", sizes))
+        return read_staged(state, encoder, hints, asked, found.source)
+    reading = read_config(state, encoder, hints, asked, found.source)
+    if encoder.origin.name == "timm":
+        refuse_partial_pooling(reading.config, found)
+    return reading
+
+
+def own_preprocess_of(found: Found, *, asked: bool) -> PreprocessConfig | None:
+    """What the checkpoint says of it; where the caller asks for another, what cannot be read is no obstacle."""
+    try:
+        return _read_preprocess(found)
+    except PatchlightError:
+        if asked:
+            return None
+        raise
+
+
+def _read_preprocess(found: Found) -> PreprocessConfig | None:
+    if "patchlight" in found.config:
+        return PreprocessConfig.from_dict(_our_part(found, "preprocess"))
+    if found.preprocessor:
+        return transformers_preprocess(found.preprocessor)
+    if found.config.get("pretrained_cfg"):
+        return timm_preprocess(found.config["pretrained_cfg"])
+    return found.entry.preprocess if found.entry else None
+
+
+def _our_part(found: Found, part: str) -> dict[str, Any]:
+    own = found.config["patchlight"]
+    if not isinstance(own, dict) or own.get("version") != VERSION or not isinstance(own.get(part), dict):
+        raise CheckpointError(
+            f"{found.source}: the patchlight part of its config.json is damaged, or of a later version"
+        )
+    return own[part]
+
+
+def labels_of(found: Found, config: ModelConfig) -> tuple[str, ...] | None:
+    """The names of the classes, if the checkpoint has as many as the model."""
+    labels: Any = (found.config.get("patchlight") or {}).get("labels")
+    labels = labels or found.config.get("label_names") or (found.config.get("pretrained_cfg") or {}).get("label_names")
+    by_number = found.config.get("id2label")
+    if labels is None and isinstance(by_number, dict) and config.num_classes:
+        labels = [by_number.get(str(index)) for index in range(config.num_classes)]
+        if labels[0] == "LABEL_0":  # transformers' way of having none
+            return None
+    if not isinstance(labels, list) or len(labels) != config.num_classes or not all(isinstance(x, str) for x in labels):
+        return None
+    return tuple(labels)
+
+
+def groups_of(found: Found, labels: tuple[str, ...] | None) -> Groups | None:
+    paths = (found.config.get("patchlight") or {}).get("groups")
+    if paths is not None and not isinstance(paths, list):
+        raise PatchlightError(f"{found.source}: its groups are {paths!r:.60}; they should be a list, one a label")
+    return None if paths is None or labels is None else Groups(labels, tuple(paths))
+
+
+def subject_of(found: Found) -> SubjectHeat | None:
+    values = (found.config.get("patchlight") or {}).get("subject")
+    return None if values is None else SubjectHeat.from_dict(values)
+
+
+def licence_of(found: Found) -> str | None:
+    if "patchlight" in found.config:
+        return found.config["patchlight"].get("licence")
+    return found.entry.licence if found.entry else None

@@ -1,0 +1,72 @@
+"""Where a checkpoint lies: in the package, on disk or on the hub, and which files it is made of."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
+from patchlight.weights.fetch import fetch
+from patchlight.weights.read import CheckpointError, read_json
+
+ASSETS = Path(__file__).parent.parent / "assets"
+
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files behind a source."""
+
+    source: str
+    weights: Path
+    config: dict[str, Any]
+    preprocessor: dict[str, Any]
+    entry: Entry | None
+
+
+def find(source: str | Path, revision: str | None = None) -> Found:
+    """The weights file of a source, and the config files beside it."""
+    name = str(source)
+    if name == "default":
+        return _in_folder(name, ASSETS / "default", None)
+    if name.startswith("hf:"):
+        return _in_folder(name, fetch(name.removeprefix("hf:"), revision), find_by_hub(name.removeprefix("hf:")))
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return _in_folder(name, path, None)
+        exists = path.exists() or path.is_symlink()
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise CheckpointError(f"{name}: {(error.strerror or 'cannot be read').lower()}") from None
+    if exists:
+        beside = _beside(path.parent) if path.name in WEIGHT_FILES else ({}, {})
+        return Found(name, path, *beside, None)
+    if name in CATALOGUE:
+        return _in_folder(name, fetch(CATALOGUE[name].hub, revision), CATALOGUE[name])
+    nearest = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.7)
+    hint = (
+        f"did you mean {nearest[0]!r}?" if nearest else "`patchlight models` lists the names, hf:owner/name is the hub"
+    )
+    raise CheckpointError(f"{name}: no such file, folder or catalogue name; {hint}")
+
+
+def _in_folder(source: str, folder: Path, entry: Entry | None) -> Found:
+    weights = next((folder / name for name in WEIGHT_FILES if (folder / name).exists()), None)
+    if weights is None:
+        others = sorted(
+            path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt", ".pth", ".bin", ".npz")
+        )
+        if len(others) != 1:
+            what = f"several ({', '.join(path.name for path in others)}): name one" if others else "none"
+            raise CheckpointError(f"{source}: expected model.safetensors or one other weights file in it; found {what}")
+        weights = others[0]
+    return Found(source, weights, *_beside(folder), entry)
+
+
+def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    config, preprocessor = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in ("config.json", "preprocessor_config.json")
+    )
+    return config, preprocessor
