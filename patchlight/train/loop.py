@@ -8,9 +8,10 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
 from patchlight.train.subject import FindSubject, on_canvases
-from patchlight.weights.groups import gaps_of, read_groups
+from patchlight.weights.groups import Groups, gaps_of, read_groups
 from patchlight.weights.load import load
 
 
@@ -95,6 +96,101 @@ def _train(
     watch: Callable[[Progress], None],
     tell: Callable[[str], None],
 ) -> Result:
+    run = _set_up(config, folder, processes, teacher, tell)
+    now = _begin_or_go_on(run)
+    learner, update, steps = run.learner, run.update, run.steps
+    evaluate_every = run.steps_an_epoch * config.evaluate_every
+    next_evaluation = _next_multiple(now.start, evaluate_every)
+    stream = _open_stream(run, now.start)
+    with asked_to_stop() as asked, contextlib.closing(stream):
+        parts = update.prepared(_micro_batches(stream, config.accumulate))
+        for step in range(now.start, steps):
+            update.optimizer.set_lr(learning_rate(step, steps, config.optim))
+            learner.set_progress(step / steps)
+            torch.manual_seed(_step_seed(config.seed, step, processes.rank))
+            loss = 0.0
+            try:
+                for part in range(config.accumulate):
+                    loss += update.learn(next(parts), last=part == config.accumulate - 1)
+            except PatchlightError:
+                if not asked.signal:
+                    raise
+                _save(run, now, step)  # whoever reads the photos was told to stop, too
+                raise Stopped(folder.path, step, asked.signal) from None
+            loss = processes.mean(loss)
+            if math.isfinite(loss):
+                update.move(step)
+                now.bad_losses = 0
+            else:
+                update.forget()
+                _count_bad_loss(run, now, step)
+            now.losses.append(loss)
+            done = step + 1
+            if processes.is_first and (done % config.log_every == 0 or done == steps):
+                watch(_log_losses(run, now, done))
+            if done % config.log_every == 0:
+                now.losses.clear()
+            if done >= next_evaluation and done < steps:
+                next_evaluation = _next_multiple(done, evaluate_every)
+                _evaluate(run, now, done)
+            stop = processes.agree(asked.signal)
+            if stop or done % config.checkpoint_every == 0:
+                _save(run, now, done)
+            if stop:
+                raise Stopped(folder.path, done, stop)
+
+        if now.start < steps:
+            _save(run, now, steps)
+    return _finish(run, now)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Who and what takes part in a run, from its first step to its last."""
+
+    config: TrainConfig
+    folder: RunFolder
+    processes: Processes
+    training: Dataset
+    validation: Dataset
+    groups: Groups | None
+    learner: Learner
+    update: Step
+    steps: int
+    steps_an_epoch: float
+    tell: Callable[[str], None]
+
+
+@dataclass
+class _Standing:
+    """Where a run stands, beside its weights: a checkpoint keeps it."""
+
+    start: int
+    """Steps that were done before this process began."""
+    seconds: float
+    """That they took."""
+    accuracy: float | None
+    """Of the last evaluation."""
+    losses: list[float]
+    """Since the last line of metrics."""
+    bad_losses: int
+    """In a row."""
+    left_out: int
+    """Steps, altogether."""
+    began: float = field(default_factory=time.perf_counter)
+
+    def elapsed(self) -> float:
+        """Seconds of the whole run."""
+        return self.seconds + time.perf_counter() - self.began
+
+
+def _set_up(
+    config: TrainConfig,
+    folder: RunFolder,
+    processes: Processes,
+    teacher: Teacher | None,
+    tell: Callable[[str], None],
+) -> _Run:
     # The photos. Everything that is wrong with them is said before the first step.
     training, validation = open_photos(config, tell)
     if config.labelled and len(training.classes) != config.model.num_classes:
@@ -105,8 +201,6 @@ def _train(
     groups = None if config.data.groups is None else read_groups(config.data.groups, training.classes)
     for line in [] if config.data.groups is None else gaps_of(config.data.groups, training.classes):
         tell(line)
-    steps = max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size))
-    steps_an_epoch = len(training) * config.augment.repeats / config.batch_size
     processes.check_batch(config)
 
     # The model, who teaches it, and how it moves.
@@ -119,153 +213,155 @@ def _train(
     average = None if config.ema is None else WeightAverage(vit, config.ema)
     # Random parts of photos in files are cut by whoever reads them, from their full size.
     cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
-    update = Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader, tell=tell)
+    return _Run(
+        config=config,
+        folder=folder,
+        processes=processes,
+        training=training,
+        validation=validation,
+        groups=groups,
+        learner=learner,
+        update=Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader, tell=tell),
+        steps=max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size)),
+        steps_an_epoch=len(training) * config.augment.repeats / config.batch_size,
+        tell=tell,
+    )
 
-    # Where it stands.
-    start, seconds, accuracy, bad_losses, left_out = 0, 0.0, None, 0, 0
-    losses: list[float] = []  # since the last line of metrics
-    newest = read_newest(folder.checkpoints)
+
+def _begin_or_go_on(run: _Run) -> _Standing:
+    """From the newest checkpoint, where there is one; the weights and their moments are put in place."""
+    start = 0
+    told: dict[str, Any] = {"seconds": 0.0, "accuracy": None, "losses": [], "bad_losses": 0, "left_out": 0}
+    newest = read_newest(run.folder.checkpoints)
     if newest is not None:
         start, state, notes = newest
         for note in notes:
-            tell(note)
-        _check_same_data(state["data"], training)
-        processes.load_state(learner, optimizer, state)
-        if average is not None:
-            average.load_state_dict(state["average"])
-        seconds, accuracy, losses = state["seconds"], state["accuracy"], state["losses"]
-        bad_losses, left_out = state["bad_losses"], state["left_out"]
-        tell(f"going on after step {start} of {steps}")
-    if processes.is_first:
-        folder.begin(config)
-        folder.replace(trained_on.FILE, trained_on.marks_of(training))
-        folder.forget_after(start)
+            run.tell(note)
+        _check_same_data(state["data"], run.training)
+        run.processes.load_state(run.learner, run.update.optimizer, state)
+        if run.update.average is not None:
+            run.update.average.load_state_dict(state["average"])
+        told = {name: state[name] for name in told}
+        run.tell(f"going on after step {start} of {run.steps}")
+    if run.processes.is_first:
+        run.folder.begin(run.config)
+        run.folder.replace(trained_on.FILE, trained_on.marks_of(run.training))
+        run.folder.forget_after(start)
+    return _Standing(start, **told)
 
-    def save(step: int) -> None:
-        weights, moments = processes.gather_state(learner, optimizer)
-        if processes.is_first:
-            state = {
-                "model": weights,
-                "optimizer": moments,
-                "average": None if average is None else average.state_dict(),
-                "data": training.fingerprint(),
-                "config": config.to_dict(),
-                "seconds": seconds + time.perf_counter() - began,
-                "accuracy": accuracy,
-                "losses": losses,
-                "bad_losses": bad_losses,
-                "left_out": left_out,
-            }
-            write_checkpoint(folder.checkpoints, step, state)
-        processes.wait()
 
-    def current() -> Model:
-        """The model as it is to be judged and published: the average, where there is one."""
-        shown = fresh_model(config.model).to(processes.device).eval()
-        shown.load_state_dict(
-            processes.gather_state(learner.shown(), None)[0] if average is None else average.state_dict()
-        )
-        return shown
-
-    def judge(shown: Model) -> Result:
-        with torch.inference_mode(), processes.autocast(config):
-            if not config.labelled:
-                return judge_features(shown, training, validation, config, processes.device)
-            return learner.judge(shown, training, validation, processes.device)
-
-    began = time.perf_counter()
-    reading = learner.reading()
-    stream = batches(
-        training,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        repeats=config.augment.repeats,
+def _open_stream(run: _Run, start: int) -> Generator[Batch, None, None]:
+    reading = run.learner.reading()
+    return batches(
+        run.training,
+        seed=run.config.seed,
+        batch_size=run.config.batch_size,
+        repeats=run.config.augment.repeats,
         start_step=start,
-        steps=steps - start,
-        rank=processes.rank,
-        world=processes.world,
+        steps=run.steps - start,
+        rank=run.processes.rank,
+        world=run.processes.world,
         image_size=reading.image_size,
-        augment=config.augment,
+        augment=run.config.augment,
         preprocess=reading,
-        workers=config.data.workers,
-        device=processes.device,
+        workers=run.config.data.workers,
+        device=run.processes.device,
     )
-    next_evaluation = _next_multiple(start, steps_an_epoch * config.evaluate_every)
-    with asked_to_stop() as asked, contextlib.closing(stream):
-        parts = update.prepared(_micro_batches(stream, config.accumulate))
-        for step in range(start, steps):
-            update.optimizer.set_lr(learning_rate(step, steps, config.optim))
-            learner.set_progress(step / steps)
-            torch.manual_seed(_step_seed(config.seed, step, processes.rank))
-            loss = 0.0
-            try:
-                for part in range(config.accumulate):
-                    loss += update.learn(next(parts), last=part == config.accumulate - 1)
-            except PatchlightError:
-                if not asked.signal:
-                    raise
-                save(step)  # whoever reads the photos was told to stop, too
-                raise Stopped(folder.path, step, asked.signal) from None
-            loss = processes.mean(loss)
-            if math.isfinite(loss):
-                update.move(step)
-                bad_losses = 0
-            else:
-                update.forget()
-                bad_losses, left_out = bad_losses + 1, left_out + 1
-                tell(f"step {step + 1}: the loss or its gradient is no number; left out ({bad_losses} in a row)")
-                if bad_losses >= config.bad_losses:
-                    raise PatchlightError(
-                        f"{folder.path}: {bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
-                        "lower optim.lr, or lengthen optim.warmup, in a new folder"
-                    )
-            losses.append(loss)
-            done = step + 1
-            if processes.is_first and (done % config.log_every == 0 or done == steps):
-                finite = [each for each in losses if math.isfinite(each)]
-                mean_loss = sum(finite) / len(finite) if finite else math.nan
-                elapsed = seconds + time.perf_counter() - began
-                rate = (done - start) * config.batch_size / (time.perf_counter() - began)
-                epoch = done / steps_an_epoch
-                folder.log(
-                    step=done,
-                    epoch=round(epoch, 4),
-                    loss=mean_loss,
-                    left_out=left_out,
-                    images_per_second=rate,
-                    seconds=elapsed,
-                    **learner.measures(),
-                )
-                watch(Progress(done, steps, epoch, mean_loss, rate, accuracy))
-            if done % config.log_every == 0:
-                losses.clear()
-            if done >= next_evaluation and done < steps:
-                next_evaluation = _next_multiple(done, steps_an_epoch * config.evaluate_every)
-                shown = current()  # by all processes together, where each holds a part
-                if processes.is_first:
-                    result = judge(shown)
-                    accuracy, elapsed = result.accuracy, seconds + time.perf_counter() - began
-                    folder.log(step=done, epoch=round(done / steps_an_epoch, 4), seconds=elapsed, **result.course())
-                processes.wait()
-            stop = processes.agree(asked.signal)
-            if stop or done % config.checkpoint_every == 0:
-                save(done)
-            if stop:
-                raise Stopped(folder.path, done, stop)
 
-        if start < steps:
-            save(steps)
-    shown = current()
-    result = judge(shown)
-    seconds += time.perf_counter() - began
-    if processes.is_first:
-        if start < steps or not any("accuracy" in row and row["step"] == steps for row in folder.rows()):
-            folder.log(step=steps, epoch=round(steps / steps_an_epoch, 4), seconds=seconds, **result.course())
+
+def _count_bad_loss(run: _Run, now: _Standing, step: int) -> None:
+    """Raises where there were too many in a row."""
+    now.bad_losses, now.left_out = now.bad_losses + 1, now.left_out + 1
+    run.tell(f"step {step + 1}: the loss or its gradient is no number; left out ({now.bad_losses} in a row)")
+    if now.bad_losses >= run.config.bad_losses:
+        raise PatchlightError(
+            f"{run.folder.path}: {now.bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
+            "lower optim.lr, or lengthen optim.warmup, in a new folder"
+        )
+
+
+def _log_losses(run: _Run, now: _Standing, done: int) -> Progress:
+    """A line of metrics."""
+    finite = [each for each in now.losses if math.isfinite(each)]
+    mean_loss = sum(finite) / len(finite) if finite else math.nan
+    rate = (done - now.start) * run.config.batch_size / (time.perf_counter() - now.began)
+    epoch = done / run.steps_an_epoch
+    run.folder.log(
+        step=done,
+        epoch=round(epoch, 4),
+        loss=mean_loss,
+        left_out=now.left_out,
+        images_per_second=rate,
+        seconds=now.elapsed(),
+        **run.learner.measures(),
+    )
+    return Progress(done, run.steps, epoch, mean_loss, rate, now.accuracy)
+
+
+def _evaluate(run: _Run, now: _Standing, done: int) -> None:
+    shown = _shown(run)  # by all processes together, where each holds a part
+    if run.processes.is_first:
+        result = _judge(run, shown)
+        now.accuracy = result.accuracy
+        epoch = round(done / run.steps_an_epoch, 4)
+        run.folder.log(step=done, epoch=epoch, seconds=now.elapsed(), **result.course())
+    run.processes.wait()
+
+
+def _shown(run: _Run) -> Model:
+    """The model as it is to be judged and published: the average, where there is one."""
+    average = run.update.average
+    shown = fresh_model(run.config.model).to(run.processes.device).eval()
+    shown.load_state_dict(
+        run.processes.gather_state(run.learner.shown(), None)[0] if average is None else average.state_dict()
+    )
+    return shown
+
+
+def _judge(run: _Run, shown: Model) -> Result:
+    with torch.inference_mode(), run.processes.autocast(run.config):
+        if not run.config.labelled:
+            return judge_features(shown, run.training, run.validation, run.config, run.processes.device)
+        return run.learner.judge(shown, run.training, run.validation, run.processes.device)
+
+
+def _save(run: _Run, now: _Standing, step: int) -> None:
+    """Everything that is needed to go on exactly."""
+    weights, moments = run.processes.gather_state(run.learner, run.update.optimizer)
+    if run.processes.is_first:
+        average = run.update.average
+        state = {
+            "model": weights,
+            "optimizer": moments,
+            "average": None if average is None else average.state_dict(),
+            "data": run.training.fingerprint(),
+            "config": run.config.to_dict(),
+            "seconds": now.elapsed(),
+            "accuracy": now.accuracy,
+            "losses": now.losses,
+            "bad_losses": now.bad_losses,
+            "left_out": now.left_out,
+        }
+        write_checkpoint(run.folder.checkpoints, step, state)
+    run.processes.wait()
+
+
+def _finish(run: _Run, now: _Standing) -> Result:
+    """Judge the model and publish it."""
+    folder, steps = run.folder, run.steps
+    shown = _shown(run)
+    result = _judge(run, shown)
+    seconds = now.elapsed()
+    if run.processes.is_first:
+        if now.start < steps or not any("accuracy" in row and row["step"] == steps for row in folder.rows()):
+            folder.log(step=steps, epoch=round(steps / run.steps_an_epoch, 4), seconds=seconds, **result.course())
+        left_out = now.left_out
         notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
-        for name, content in learner.pictures(validation, processes.device).items():
+        for name, content in run.learner.pictures(run.validation, run.processes.device).items():
             folder.replace(name, content)
-        publish(folder, learner, shown.cpu(), training, result, seconds, processes.hardware(), notes, groups)
-    processes.wait()
+        hardware = run.processes.hardware()
+        publish(folder, run.learner, shown.cpu(), run.training, result, seconds, hardware, notes, run.groups)
+    run.processes.wait()
     return result
 
 
