@@ -384,7 +384,7 @@ def test_unreadable_photos_are_left_out_named_and_counted(
 def test_the_table_has_the_worst_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("patchlight.cli._print_evaluation.__defaults__", (3,))
+    monkeypatch.setattr("patchlight.commands.evaluate._print_evaluation.__defaults__", (3,))
     command("model", "photos", "--json", "--workers", "0", monkeypatch=monkeypatch)
     seen = [one for one in json.loads(capsys.readouterr().out)["per_class"] if one["photos"]]
     seen.sort(key=lambda one: (one["recall"], -one["photos"]))

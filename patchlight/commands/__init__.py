@@ -1,0 +1,1 @@
+"""The commands, a function each. torch is imported by those that need it alone, where they do."""

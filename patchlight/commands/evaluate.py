@@ -1,0 +1,143 @@
+"""How good a model is, or its features."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from patchlight.commands.options import AsJson, usual_device
+from patchlight.commands.tables import print_rows
+from patchlight.errors import PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.train.evaluate import Evaluation
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(help="What `inspect` takes; the folder of a run is fine.")],
+    photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
+    knn: Annotated[bool, typer.Option("--knn", help="Judge the features: by the 20 nearest labelled photos.")] = False,
+    linear: Annotated[bool, typer.Option("--linear", help="Judge the features: by a linear head on them.")] = False,
+    attentive: Annotated[
+        bool, typer.Option("--attentive", help="Judge the features: by a head that looks at the patches.")
+    ] = False,
+    known: Annotated[
+        str | None, typer.Option(help="Labelled photos for --knn and the heads to learn from; else 4/5 of PHOTOS.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read photos.")] = 2,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds.
+
+    With --knn, --linear or --attentive: how good its features are, whatever it was trained for.
+    """
+    methods = [name for name, asked in (("knn", knn), ("linear", linear), ("attentive", attentive)) if asked]
+    if methods:
+        if out is not None:
+            raise PatchlightError(
+                "--out goes with the model's own answers; --json prints what is found of the features"
+            )
+        _evaluate_features(model, photos, methods, known, batch, workers, device, as_json)
+        return
+    if known is not None:
+        raise PatchlightError("--known goes with --knn, --linear or --attentive")
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.train.evaluate import check_folder, evaluate_photos, write_report
+    from patchlight.weights.load import load
+
+    if out is not None:
+        check_folder(out)
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, device=usual_device() if device is None else device)
+        report = evaluate_photos(
+            loaded, photos, batch_size=batch, workers=workers, tell=lambda progress: status.update(Text(progress))
+        )
+        failures = [] if out is None else write_report(report, out)
+    for line in (*report.problems, *failures):
+        typer.echo(f"patchlight: {line}", err=True)
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print_evaluation(report.evaluation)
+    if report.left_out:
+        typer.echo(f"patchlight: photos that cannot be read and were left out: {len(report.left_out):,}", err=True)
+        raise typer.Exit(3)
+
+
+def _evaluate_features(
+    model: str,
+    photos: str,
+    methods: list[Any],
+    known: str | None,
+    batch: int,
+    workers: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.train.features import evaluate_features
+    from patchlight.weights.load import load
+
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, device=usual_device() if device is None else device)
+        found = [
+            evaluate_features(
+                loaded,
+                photos,
+                method=method,
+                train=known,
+                batch_size=batch,
+                workers=workers,
+                tell=lambda progress: status.update(Text(progress)),
+            )
+            for method in methods
+        ]
+    for line in found[0].problems:
+        typer.echo(f"patchlight: {line}", err=True)
+    if as_json:
+        typer.echo(json.dumps([each.summary() for each in found], indent=2))
+    else:
+        for each in found:
+            low, high = each.accuracy_interval
+            typer.echo(f"{each.method:10} {each.accuracy:.2%} of {each.photos:,} photos ({low:.1%} to {high:.1%})")
+    if found[0].left_out:
+        typer.echo(f"patchlight: photos that cannot be read and were left out: {len(found[0].left_out):,}", err=True)
+        raise typer.Exit(3)
+
+
+def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
+    from patchlight.train.data import printable
+
+    low, high = result.accuracy_interval
+    seen = [one for one in result.per_class if one.photos]
+    typer.echo(
+        f"accuracy           {result.accuracy:.2%} of {result.photos:,} photos (95% interval {low:.1%} to {high:.1%})"
+    )
+    if result.top5_accuracy is not None:
+        typer.echo(f"top-5 accuracy     {result.top5_accuracy:.2%}")
+    typer.echo(
+        f"calibration error  {result.calibration.error:.2%}; {result.calibrated.error:.2%} with temperature "
+        f"{result.temperature:.3g}, fitted on these photos"
+    )
+    seen.sort(key=lambda one: (one.recall or 0.0, -one.photos))
+    rows = [
+        (
+            printable(one.name),
+            f"{one.photos:,}",
+            f"{one.recall or 0:.1%}",
+            "" if one.precision is None else f"{one.precision:.1%}",
+            "" if one.confused_with is None else f"{printable(one.confused_with)} ({one.confused:,})",
+        )
+        for one in seen[:most]
+    ]
+    print_rows(rows, ["class", "photos", "recall", "precision", "most confused with"])
+    if len(seen) > most:
+        typer.echo(f"and {len(seen) - most:,} classes that do better; --json or --out shows all")

@@ -1,0 +1,60 @@
+"""Options that several commands have, and how their values are read."""
+
+import json
+import re
+from typing import Annotated, Any
+
+import typer
+
+from patchlight.errors import PatchlightError
+from patchlight.families import check_names_of_any
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the model; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    size = re.fullmatch(r"([0-9]+)(?:[xX]([0-9]+))?", text)
+    if size is None:
+        raise PatchlightError(f"image size {text!r} is not a size; write 224, or 224x336 (height x width)")
+    return int(size[1]), int(size[2] or size[1])
+
+
+def parse_numbers(option: str, text: str, remedy: str, count: int | None = None) -> list[int]:
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or count not in (None, len(numbers)):
+        raise PatchlightError(f"{option} {text}: write {remedy}")
+    return numbers
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs of settings that a model has."""
+    changes = parse_values(settings)
+    check_names_of_any(changes)
+    return changes
+
+
+def parse_values(settings: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
+    changes: dict[str, Any] = {}
+    python = {"True": True, "False": False, "None": None}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise PatchlightError(f"--set {setting}: write NAME=VALUE, such as num_registers=4")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = python.get(value, value)
+    return changes
+
+
+def usual_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,118 @@
+"""Photos: what they show, what a model did with one, and the page to look at them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from patchlight.commands.options import AsJson, Settings, parse_numbers, parse_settings, parse_size, usual_device
+from patchlight.errors import PatchlightError
+
+
+def classify(
+    photos: Annotated[list[str], typer.Argument(metavar="PHOTO", help="Image files.")],
+    model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
+    changes = parse_settings(settings or [])
+
+    from patchlight.classification import classify as classify_photo
+    from patchlight.images.decode import ImageError
+    from patchlight.weights.load import load
+
+    loaded = load(model, **changes)
+    failed = 0
+    for photo in photos:
+        try:
+            prediction = classify_photo(loaded, photo, top)
+        except ImageError as error:
+            if len(photos) == 1:
+                raise
+            failed += 1
+            typer.echo(f"patchlight: {error}", err=True)
+            if as_json:
+                typer.echo(json.dumps({"path": photo, "status": "error", "reason": error.reason}))
+            continue
+        if as_json:
+            typer.echo(json.dumps({"path": photo, "status": "ok"} | prediction.to_dict()))
+        else:
+            said = [] if prediction.named is None else [*prediction.named.words(), "likeliest:"]
+            pairs = zip(prediction.labels, prediction.probabilities, strict=True)
+            classes = ", ".join(f"{label} {probability:.1%}" for label, probability in pairs)
+            typer.echo(" ".join([f"{photo}:", *said, classes]))
+    if failed:
+        raise typer.Exit(3)
+
+
+def look(
+    photo: Annotated[str, typer.Argument(metavar="PHOTO", help="An image file.")],
+    model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
+    layers: Annotated[str, typer.Option(help="Blocks to sweep over: all, -1, or 0,3,11.")] = "all",
+    patch: Annotated[str | None, typer.Option(metavar="ROW,COL", help="The patch to follow, counted from 0.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to; look-PHOTO in this folder if left out.")
+    ] = None,
+    image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
+    settings: Settings = None,
+) -> None:
+    """One page with pictures of what a model did with a photo: its attention, features and positions."""
+    changes = parse_settings(settings or [])
+    if image_size is not None:
+        changes["image_size"] = parse_size(image_size)
+    blocks = None if layers == "all" else parse_numbers("--layers", layers, "all, -1, or blocks such as 0,3,11")
+    place = None if patch is None else parse_numbers("--patch", patch, "a row and a column, such as 3,5", count=2)
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from patchlight.looking import look as look_at
+    from patchlight.weights.load import load
+
+    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+        loaded = load(model, **changes)
+        folder = Path(f"look-{Path(photo).stem}") if out is None else out
+        look_at(
+            loaded,
+            photo,
+            layers="all" if blocks is None else blocks,
+            patch=None if place is None else (place[0], place[1]),
+            out=folder,
+            tell=lambda progress: status.update(Text(progress)),
+        )
+    typer.echo(folder / "index.html")
+
+
+def serve(
+    model: Annotated[
+        list[str] | None, typer.Option(help="What `inspect` takes; repeat it to compare models. [default: default]")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's need the next two.")
+    ] = ("127.0.0.1"),
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Let other machines in, who know the token.")] = (
+        False
+    ),
+    token: Annotated[
+        str | None, typer.Option(envvar="PATCHLIGHT_TOKEN", help="For the API; drawn anew at each start if left out.")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="With --allow-remote: a name by which others call this machine; repeatable."),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """A local page: drop a photo, see what the model sees, take the crop."""
+    try:
+        from patchlight.serve.running import Address
+        from patchlight.serve.running import serve as serve_page
+    except ModuleNotFoundError as error:
+        raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
+    address = Address(host=host, port=port, remote=allow_remote, token=token, names=tuple(name or ()))
+    device = usual_device() if device is None else device
+    serve_page(model or ["default"], address, device=device, open_page=open_page, tell=typer.echo)
