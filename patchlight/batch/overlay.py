@@ -46,9 +46,10 @@ def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
 def write_overlays(folder: Path, watch: Callable[[int], None] = lambda done: None) -> Iterator[Path]:
     """A picture for each row of folder/results.jsonl that is in order, in overlays/, by the row's number from 0.
 
-    A photo that is gone by now has none.
+    A photo that is gone by now has none, and those of earlier rows go.
     """
     try:
+        remove_overlays(folder)
         (folder / "overlays").mkdir(exist_ok=True)
     except OSError as error:
         raise PatchlightError(f"{folder / 'overlays'}: cannot be written ({error.strerror})") from None
@@ -66,6 +67,13 @@ def write_overlays(folder: Path, watch: Callable[[int], None] = lambda done: Non
                 raise PatchlightError(f"{target}: cannot be written ({error.strerror}); make room") from None
             yield target
         watch(number + 1)
+
+
+def remove_overlays(folder: Path) -> None:
+    """Those that `write_overlays` has drawn, and nothing else that lies there."""
+    for picture in (folder / "overlays").glob("*.jpg"):
+        if picture.stem.isdecimal():
+            picture.unlink(missing_ok=True)
 
 
 def _heat_on(size: tuple[int, int], row: dict[str, Any]) -> Image.Image:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
+from patchlight.batch.overlay import remove_overlays
 from patchlight.batch.rows import NAMED, Row
 from patchlight.batch.work import Stamp, unwritable
 from patchlight.errors import PatchlightError
@@ -226,8 +227,7 @@ class ResultFolder:
         for name in WRITTEN:
             if (self.path / name).is_file():
                 (self.path / name).unlink()
-        for picture in (self.path / "overlays").glob("*.jpg"):
-            picture.unlink()
+        remove_overlays(self.path)
         for each in (self._journal, self.looks, self.finished):
             each.unlink(missing_ok=True)
         self._settings.unlink()

@@ -8,6 +8,7 @@ from typing import Any
 
 from patchlight.batch.formats import export, file_of
 from patchlight.batch.inputs import Inputs
+from patchlight.batch.overlay import remove_overlays
 from patchlight.batch.report import write_report
 from patchlight.batch.results import Journal, ResultFolder, digest, read_json
 from patchlight.weights.load import Loaded
@@ -89,6 +90,9 @@ def finish(
     report: bool,
 ) -> Summary:
     photos = inputs.photos
+    sha256 = digest(photos, journal)
+    if (read_json(folder.finished) or {}).get("inputs_sha256") != sha256:
+        remove_overlays(folder.path)  # they go by the number of a row, which from here on may be another photo's
     decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
     reasons: Counter[str] = Counter()
     groups: Counter[str] = Counter()
@@ -140,7 +144,7 @@ def finish(
     folder.write_json(folder.summary, values)
     # Last: it says that all the others are there. What differs from run to run is here, and nowhere else.
     finished = {
-        "inputs_sha256": digest(photos, journal),
+        "inputs_sha256": sha256,
         "computed": computed,
         "seconds": round(seconds, 2),
         "photos_per_second": round(rate, 2),

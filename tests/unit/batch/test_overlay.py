@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.overlay import draw_found, write_overlays
+from patchlight.batch.runner import crop_photos
 
 
 def row(path: Path, size: tuple[int, int], box: list[float]) -> dict[str, Any]:
@@ -55,3 +57,26 @@ def test_every_row_that_is_in_order_gets_a_picture_and_photos_that_are_gone_none
     with Image.open(tmp_path / "overlays" / "2.jpg") as picture:
         assert picture.size == (60, 40)
     assert done[-1] == 3
+
+
+def test_pictures_of_rows_that_are_others_now_do_not_stay(tmp_path: Path) -> None:
+    model, out = save_model(tmp_path / "model"), tmp_path / "out"
+    photos = make_photos(tmp_path / "photos", 3)
+    own = out / "overlays" / "mine.jpg"
+
+    def drawn() -> set[str]:
+        return {path.name for path in (out / "overlays").iterdir()} - {own.name}
+
+    crop_photos(photos, out, model=model, workers=0)
+    assert len(list(write_overlays(out))) == 3
+    own.write_bytes(b"not of a run")
+    crop_photos(photos, out, model=model, workers=0, formats=["coco"])
+    assert drawn() == {"0.jpg", "1.jpg", "2.jpg"}, "the rows are the same"
+    photos[0].unlink()
+    crop_photos(photos[1:], out, model=model, workers=0)
+    assert drawn() == set(), "0.jpg would be taken for another photo's"
+    (out / "overlays" / "7.jpg").write_bytes(b"of an earlier version, which left them")
+    list(write_overlays(out))
+    assert len(rows_of(out)) == 2
+    assert drawn() == {"0.jpg", "1.jpg"}
+    assert own.read_bytes() == b"not of a run"
