@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
 from patchlight.models.fresh import init_weights
@@ -103,6 +104,8 @@ class ConvNeXt(nn.Module):
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
+        self.preprocess: PreprocessConfig | None = None
+        """How photos are prepared for its weights, if they were loaded; `save` writes it."""
         rates = drop_rates(config.drop_path, config.depth)
         self.stem = Stem(config)
         self.blocks = nn.ModuleList(

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from patchlight.config import Size
+from patchlight.config import PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.fresh import draw, init_weights
@@ -287,6 +287,8 @@ class Swin(nn.Module):
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
+        self.preprocess: PreprocessConfig | None = None
+        """How photos are prepared for its weights, if they were loaded; `save` writes it."""
         rates = drop_rates(config.drop_path, config.depth)
         self.patch_embed = PatchEmbed(config)
         self.blocks = nn.ModuleList(SwinBlock(config, config.stage_of(i), rate) for i, rate in enumerate(rates))

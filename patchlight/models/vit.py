@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from patchlight.config import Size, ViTConfig
+from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Attention, Heads
 from patchlight.models.fresh import draw, init_weights
@@ -100,6 +100,8 @@ class ViT(nn.Module):
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
+        self.preprocess: PreprocessConfig | None = None
+        """How photos are prepared for its weights, if they were loaded; `save` writes it."""
 
         def learned_tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.zeros(int(count), config.width)) if count else None

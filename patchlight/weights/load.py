@@ -127,10 +127,12 @@ def load(
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
         model = make_model(config)
     _fill(model, state, reading.config, notes, strict=strict, source=str(source), dtype=dtype, device=device)
+    prepare = _preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides)
+    model.preprocess = prepare.config
     return Loaded(
         model=model.eval(),
         config=config,
-        preprocess=_preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides),
+        preprocess=prepare,
         labels=labels if config.num_classes == reading.config.num_classes else None,
         subject=subject,
         provenance=Provenance(str(source), encoder.origin.name, found.weights, licence_of(found)),

@@ -38,7 +38,8 @@ def save(
 
     `layout="transformers"` is read by its AutoModel and AutoModelForImageClassification, `layout="timm"` by
     `timm.create_model("local-dir:FOLDER")`; an architecture that the library does not have raises. What came with a
-    loaded model (preprocessing, labels and their groups, how it finds subjects, licence) goes along unless given;
+    loaded model (preprocessing, labels and their groups, how it finds subjects, licence) goes along unless given; of
+    its bare `.model` the preprocessing alone does. A model that was never loaded gets the usual one unless given.
     `groups` may be the path of a table as `read_groups` takes it.
     """
     vit = model.model if isinstance(model, Loaded) else model
@@ -52,7 +53,7 @@ def save(
         raise PatchlightError(f"save takes a ViT, a Swin, a ConvNeXt, or what load gave, not a {type(vit).__name__}")
     if layout not in ("patchlight", *_LAYOUTS):
         raise PatchlightError(f"layout={layout!r} should be one of 'patchlight', 'transformers', 'timm'")
-    preprocess = preprocess or PreprocessConfig(image_size=vit.config.image_size, crop_pct=0.875)
+    preprocess = preprocess or vit.preprocess or PreprocessConfig(image_size=vit.config.image_size, crop_pct=0.875)
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels or ()):
         raise PatchlightError("labels should be a list of names, one a class")
     if labels is not None and len(labels) != vit.config.num_classes:

@@ -1,3 +1,4 @@
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,14 @@ import oracles
 from models_at_random import POSITIONS, tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.families import ConvNeXtConfig, SwinConfig
+from patchlight.models.convnext import ConvNeXt
+from patchlight.models.families import Model
+from patchlight.models.swin import Swin
 from patchlight.models.vit import ViT
 from patchlight.weights.load import load
 from patchlight.weights.save import save
+from staged_models import TINY_CONVNEXT, TINY_SWIN
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -71,3 +77,21 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(PatchlightError, match="is a file"):
         save(tiny_vit(), tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "model", [tiny_vit(), Swin(SwinConfig(**TINY_SWIN)), ConvNeXt(ConvNeXtConfig(**TINY_CONVNEXT))]
+)
+def test_the_bare_module_of_a_loaded_model_keeps_its_preprocessing(model: Model, tmp_path: Path) -> None:
+    size = model.config.image_size
+    own = PreprocessConfig(image_size=size, resize="squash", crop_pct=1.0, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    save(model, tmp_path / "m", preprocess=own)
+    loaded = load(tmp_path / "m")
+    assert load(save(loaded.model, tmp_path / "bare")).preprocess.config == own
+    assert load(save(copy.deepcopy(loaded.model), tmp_path / "copied")).preprocess.config == own
+    other = PreprocessConfig(image_size=size, crop_pct=0.5)
+    assert load(save(loaded.model, tmp_path / "asked", preprocess=other)).preprocess.config == other
+    asked = load(tmp_path / "m", preprocess=other).model
+    assert load(save(asked, tmp_path / "asked before")).preprocess.config == other
+    usual = load(save(model, tmp_path / "never loaded")).preprocess.config
+    assert usual == PreprocessConfig(image_size=size, crop_pct=0.875)
