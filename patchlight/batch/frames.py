@@ -34,6 +34,9 @@ THUMB_QUALITY = 95
 """Of their JPEGs: what it changes is far below what counts as a change of the scene."""
 
 
+Clock = Literal["exif", "name", "file"]
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Where and when a photo was taken."""
@@ -42,7 +45,7 @@ class Frame:
     """(folder, make, model, serial number), as far as they are known."""
     time: float | None
     """Seconds; to be compared between frames of one camera and clock only."""
-    clock: Literal["exif", "name", "file"]
+    clock: Clock
     """What the time was read from."""
 
 
@@ -55,6 +58,7 @@ _STAMP = re.compile(
 def read_frame(path: str | os.PathLike[str]) -> Frame:
     """Camera and time by the photo's EXIF, else by the digits in its name, else by the file's own time.
 
+    Digits that cannot be a date and a time are none: such a file has no time but its own.
     A file that cannot be read has what its name says; reading it will tell what is wrong with it.
     """
     folder, name = os.path.split(os.path.abspath(path))
@@ -72,10 +76,10 @@ def read_frame(path: str | os.PathLike[str]) -> Frame:
     camera = (folder, make, model, serial)
     if time is not None:
         return Frame(camera, time, "exif")
-    stamp = _STAMP.search(name)
-    time = _seconds([stamp[group] for group in (1, 3, 4, 5, 7, 8)]) if stamp else None
-    if time is not None:
-        return Frame(camera, time, "name")
+    for stamp in _STAMP.finditer(name):
+        time = _seconds([stamp[group] for group in (1, 3, 4, 5, 7, 8)])
+        if time is not None:
+            return Frame(camera, time, "name")
     try:
         return Frame(camera, os.stat(path).st_mtime, "file")
     except (OSError, ValueError):
@@ -137,8 +141,11 @@ def _seconds(parts: Sequence[str]) -> float | None:
     if len(parts) < 6:
         return None
     year, month, day, hour, minute, second = (int(part) for part in parts[:6])
-    good = 1900 < year < 2200 and 1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second <= 60
-    return float(calendar.timegm((year, month, day, hour, minute, second))) if good else None
+    if not (1900 < year < 2200 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]):
+        return None
+    if not (hour < 24 and minute < 60 and second <= 60):
+        return None
+    return float(calendar.timegm((year, month, day, hour, minute, second)))
 
 
 # Small pictures of them

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from patchlight.batch.burst import MOVED_SHARE, judge, settle
-from patchlight.batch.frames import Frame, group_bursts, unpack_thumb
+from patchlight.batch.frames import Clock, Frame, group_bursts, unpack_thumb
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import Lines, as_stamp
 from patchlight.batch.work import Seen, Stamp
@@ -108,6 +108,8 @@ class Place:
     frames: int
     time: str | None
     """When it was taken, by the camera's clock; None if that is not known."""
+    clock: Clock
+    """What the time was read from; of "file", which says when a photo was copied, the place may be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,20 @@ def sequences_of(photos: Mapping[int, Input], book: LookBook) -> list[FrameSeque
         key = repr(about if frames[first].time is not None else photos[numbers[first]].file)
         identity = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=6).hexdigest()
         for order, index in enumerate(burst, 1):
-            places[index] = Place(identity, order, len(burst), _clock_time(frames[index]))
+            places[index] = Place(identity, order, len(burst), _clock_time(frames[index]), frames[index].clock)
     sequences = []
     for members in group_bursts(frames, gap=math.inf):
         digest = hashlib.blake2b(digest_size=16)
         for index in members:
             place = places[index]
-            state = (photos[numbers[index]].file, entries[index].stamp, place.id, place.frame, place.frames)
+            state = (
+                photos[numbers[index]].file,
+                entries[index].stamp,
+                place.id,
+                place.frame,
+                place.frames,
+                place.clock,
+            )
             digest.update(repr(state).encode(errors="surrogateescape"))
         sequences.append(
             FrameSequence(

@@ -31,7 +31,8 @@ class Summary:
     crops_of_others: int = 0
     """Crops of earlier runs, still there, whose photos are no longer among the inputs."""
     bursts: dict[str, int] | None = None
-    """Of camera traps: how many bursts there are, how many of them are `empty`, and how many `empty_frames`."""
+    """Of camera traps: how many bursts there are, how many of them are `empty`, how many `empty_frames`, and how many
+    frames are `untimed`: neither EXIF nor the name has a time that can be, and the file's own was taken."""
     groups: dict[str, int] | None = None
     """How many photos with a find show what, by a model whose classes have groups."""
     seconds: float = 0.0
@@ -98,6 +99,7 @@ def finish(
     groups: Counter[str] = Counter()
     crops = 0
     bursts: dict[str, bool] = {}  # whether they are empty
+    untimed = 0
     folder.write_rows(lambda: (journal.row(photo) for photo in photos), bursts=made_with["burst"])
     for photo in photos:
         row = journal.row(photo)
@@ -107,6 +109,7 @@ def finish(
                 groups[row["group"]] += 1
             if row.get("burst"):
                 identity = row["burst"]["id"]
+                untimed += row["burst"]["clock"] == "file"
                 bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"
         else:
             reasons[row["reason"]] += 1
@@ -120,6 +123,7 @@ def finish(
     crops_of_others = folder.crops_of_others(photos, journal)
     rate = computed / seconds if computed and seconds > 0 else 0.0
     counts = {"count": len(bursts), "empty": sum(bursts.values()), "empty_frames": decisions["none"]}
+    counts["untimed"] = untimed
     values = {
         "version": 1,
         "photos": len(photos),

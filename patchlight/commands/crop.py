@@ -125,6 +125,9 @@ def _print_summary(summary: "Summary", out: Path) -> None:
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
         typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
+        if untimed := summary.bursts["untimed"]:
+            which = "1 frame has" if untimed == 1 else f"{untimed:,} frames have"
+            typer.echo(f"{which} no valid time in EXIF or name: parted from the others, by the file's own time")
     if summary.failed:
         wrong = (row for row in read_rows(out / "results.jsonl") if row["status"] == "error")
         named = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))

@@ -252,5 +252,6 @@ def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "5 none" in done.stdout
     assert "8 bursts, 5 of them empty; 5 empty frames" in done.stdout
+    assert "no valid time" not in done.stdout
     images = json.loads((tmp_path / "found" / "megadetector.json").read_text())["images"]
     assert [image["file"] for image in images if image["detections"]] == ["A1_001.jpg", "A1_003.jpg", "A1_006.jpg"]

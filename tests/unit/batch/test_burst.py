@@ -69,11 +69,23 @@ def test_parts_of_a_second_order_a_burst(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["IMG_20240514_063000.jpg", "2024-05-14 06.30.00.jpg", "cam3-20240514063000-1.png", "2024_05_14_06_30_00 (2).jpg"],
+    [
+        "IMG_20240514_063000.jpg",
+        "2024-05-14 06.30.00.jpg",
+        "cam3-20240514063000-1.png",
+        "2024_05_14_06_30_00 (2).jpg",
+        "20231345_256199 20240514_063000.jpg",
+    ],
 )
 def test_time_by_the_name(tmp_path: Path, name: str) -> None:
     frame = read_frame(photo(tmp_path / name))
     assert (frame.clock, frame.time) == ("name", 1715668200.0)
+
+
+@pytest.mark.parametrize("name", ["20231345_256199", "20230229_120000", "20240431_120000", "20240514_240000"])
+def test_digits_that_cannot_be_a_time_are_none(tmp_path: Path, name: str) -> None:
+    assert read_frame(photo(tmp_path / f"{name}.jpg")).clock == "file"
+    assert read_frame(photo(tmp_path / "20240229_120000.jpg")).clock == "name", "there is such a day"
 
 
 @pytest.mark.parametrize("taken", [None, "0000:00:00 00:00:00", "    :  :     :  :  ", "2024:13:14 06:30:00"])

@@ -88,7 +88,7 @@ def test_the_stump_is_no_animal(photos: Path, tmp_path: Path, model: Loaded) -> 
         if place is not None:
             assert best_box(row).iou(place_of(*place)) > 0.6
     assert summary.decisions["none"] == 5
-    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5}
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
 
 
 def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_path: Path, model: Loaded) -> None:
@@ -105,7 +105,7 @@ def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_pa
             assert row["confidence"] == GENERIC["subject"].nothing
             assert best_box(row).iou(place_of(*place)) > 0.6
             assert row["crops"]
-    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5}
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
 
 
 def test_where_the_model_finds_nothing_to_begin_with_there_is_none(tmp_path: Path, model: Loaded) -> None:
@@ -172,6 +172,24 @@ def test_bursts_are_told_apart_by_time_and_camera(tmp_path: Path, model: Loaded)
     assert [row["burst"]["background"] for row in rows] == [4] * 4 + [3] * 3
 
 
+def test_frames_whose_names_hold_no_valid_time_are_counted(tmp_path: Path, model: Loaded) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("20231231_235930", "20231231_235950", "20231345_256199", "20230230_120000"):
+        scene().save(photos / f"{name}.jpg")
+        os.utime(photos / f"{name}.jpg", (1e9, 1e9))
+    summary = crop(photos, tmp_path / "out", model)
+    assert summary.bursts is not None
+    assert (summary.bursts["count"], summary.bursts["untimed"]) == (2, 2)
+    bursts = {os.path.basename(row["path"]): row["burst"] for row in rows_of(tmp_path / "out")}
+    assert [(name, burst["clock"]) for name, burst in bursts.items()] == [
+        *[("20230230_120000.jpg", "file"), ("20231231_235930.jpg", "name")],
+        *[("20231231_235950.jpg", "name"), ("20231345_256199.jpg", "file")],
+    ]
+    assert bursts["20231231_235930.jpg"]["id"] == bursts["20231231_235950.jpg"]["id"]
+    assert crop(photos, tmp_path / "out", model).bursts == summary.bursts
+
+
 def test_frames_of_another_size_are_another_sequence(photos: Path, tmp_path: Path, model: Loaded) -> None:
     crop(photos, tmp_path / "before", model)
     with Image.open(photos / "A1_000.jpg") as image:
@@ -200,7 +218,7 @@ def test_what_is_written(photos: Path, tmp_path: Path, model: Loaded) -> None:
     rows = rows_of(tmp_path / "out")
     assert (rows[4]["status"], rows[4]["burst"]) == ("error", None)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["bursts"] == {"count": 8, "empty": 5, "empty_frames": 5}
+    assert summary["bursts"] == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
     assert summary["settings"]["burst"] is True
     images = json.loads((tmp_path / "out" / "megadetector.json").read_text())["images"]
     assert [len(image["detections"] or ()) for image in images] == [0, 1, 0, 1, 0, 0, 0, 1, 0]
