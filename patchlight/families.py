@@ -12,7 +12,7 @@ from patchlight.config import JsonConfig, Size, ViTConfig, check_names, check_ty
 from patchlight.config import variant as vit_variant
 from patchlight.errors import PatchlightError
 
-SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L"]
+SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
 ConvNeXtName = Literal["convnext-T", "convnext-S", "convnext-B", "convnext-L", "convnext-XL"]
 
 
@@ -255,6 +255,10 @@ SWIN_SIZES: dict[str, dict[str, Any]] = {
     "swin-B": {"depths": (2, 2, 18, 2), "width": 128, "num_heads": (4, 8, 16, 32)},
     "swin-L": {"depths": (2, 2, 18, 2), "width": 192, "num_heads": (6, 12, 24, 48)},
 }
+SWIN_SIZES |= {
+    name.replace("swin", "swinv2"): SWIN_SIZES[name] | {"v2": True, "image_size": (256, 256), "window_size": (8, 8)}
+    for name in ("swin-T", "swin-S", "swin-B")
+}
 CONVNEXT_SIZES: dict[str, dict[str, Any]] = {
     "convnext-T": {},
     "convnext-S": {"depths": (3, 3, 27, 3)},
@@ -279,8 +283,8 @@ def variant(name: str, **changes: Any) -> ViTConfig: ...
 def variant(name: str, **changes: Any) -> ModelConfig:
     """The config that the literature calls `name`, with `changes` on top.
 
-    A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L" and "convnext-T" to
-    "convnext-XL".
+    A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L", "swinv2-T" to
+    "swinv2-B" (256 pixels, windows of 8) and "convnext-T" to "convnext-XL".
     """
     if str(name) in SWIN_SIZES:  # a list could not be looked up
         return SwinConfig(**SWIN_SIZES[name] | changes)
