@@ -18,8 +18,9 @@ overlap:
 | centred | 97.3 %, .846 | 97.0 %, .790 | 86.0 %, .708 | 95.5 %, .802 |
 | off-centre | 96.6 %, .867 | 97.7 %, .824 | 82.0 %, .717 | 95.0 %, .827 |
 
-Of 1,000 photos held out it names 68.8 % right, among 560 classes, by the training's own evaluation, which resizes photos
-as training does; loaded, with its own preprocessing, 66.8 % (patchlight evaluate default data/default/held_out.csv).
+Of 1,000 photos held out it names 68.8 % right, among 560 classes, by the training's own evaluation, where photos are
+resized as in training; loaded, with its own preprocessing, 66.8 % (patchlight evaluate default
+data/default/held_out.csv).
 Their 20 nearest neighbours among the other 26,013 name 66.5 % right, among 360.
 
 Which of its classes are animals, vehicles or things is in default_groups.csv; on 943 of the held-out photos it answers
