@@ -40,10 +40,7 @@ def classify(
         if as_json:
             typer.echo(json.dumps({"path": photo, "status": "ok"} | prediction.to_dict()))
         else:
-            said = [] if prediction.named is None else [*prediction.named.words(), "likeliest:"]
-            pairs = zip(prediction.labels, prediction.probabilities, strict=True)
-            classes = ", ".join(f"{label} {probability:.1%}" for label, probability in pairs)
-            typer.echo(" ".join([f"{photo}:", *said, classes]))
+            typer.echo(f"{photo}: {prediction.words()}")
     if failed:
         raise typer.Exit(3)
 

@@ -128,7 +128,7 @@ def test_classify_says_first_what_is_sure(pets: Path) -> None:
     if row["label"] is not None:
         sure += f", {row['label']} {row['label_confidence']:.1%}"
     best = row["classes"][0]
-    assert one.stdout == f"{cat}: {sure}; likeliest: {best['label']} {best['probability']:.1%}\n"
+    assert one.stdout == f"{cat}: {sure}; likeliest: {best['name']} {best['probability']:.1%}\n"
     assert "animal, animal/bird" in patchlight("inspect", "default", cwd=pets).stdout
 
 

@@ -1,0 +1,50 @@
+"""Labels of data sets, as people say them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import patchlight as pl
+from patchlight.classification import in_words, likeliest
+
+
+@pytest.mark.parametrize(
+    ("label", "group", "words"),
+    [
+        ("bird/199.Winter_Wren", "animal/bird", "Winter Wren (bird)"),
+        ("pet/Abyssinian", "animal/cat", "Abyssinian (cat)"),
+        ("pet/american_bulldog", "animal/dog", "american bulldog"),
+        ("imagenette/French_horn", "thing", "French horn"),
+        ("catdog/cat", "animal/cat", "cat"),
+        ("flower/18", "thing/flower", "flower 18"),
+        ("wild/other", "unknown", "wild other"),
+        ("tench, Tinca tinca", "animal/fish", "tench, Tinca tinca"),
+        ("n01440764", "unknown", "n01440764"),
+        ("snake_case", "unknown", "snake_case"),
+    ],
+)
+def test_a_label_in_words(label: str, group: str, words: str) -> None:
+    assert in_words([label], [group]) == [words]
+
+
+def test_no_two_classes_get_the_same_words() -> None:
+    assert in_words(["male/adult", "female/adult", "male/calf"]) == ["male/adult", "female/adult", "calf"]
+    loaded = pl.load("default")
+    assert loaded.labels is not None
+    assert loaded.groups is not None
+    words = in_words(loaded.labels, loaded.groups.paths)
+    assert len(set(words)) == len(words) == 560
+    assert not any("/" in each or "_" in each for each in words)
+
+
+def test_people_read_words_and_programs_labels() -> None:
+    loaded = pl.load("default")
+    assert loaded.labels is not None
+    logits_K = torch.zeros(len(loaded.labels))
+    logits_K[loaded.labels.index("pet/Abyssinian")] = 40
+    said = likeliest(loaded, logits_K, 1)
+    assert said.words() == "animal 100.0%, Abyssinian (cat) 100.0%; likeliest: Abyssinian (cat) 100.0%"
+    assert said.to_dict()["label"] == "pet/Abyssinian"
+    assert said.to_dict()["classes"] == [{"label": "pet/Abyssinian", "name": "Abyssinian (cat)", "probability": 1.0}]
+    assert likeliest(replace(loaded, labels=None, groups=None), logits_K, 1).words().endswith(" 100.0%")
