@@ -247,7 +247,7 @@ def convert(state: State, origin: Origin) -> tuple[State, dict[str, list[str]]]:
 
 
 def convert_to(state: Mapping[str, Tensor], names: Names) -> State:
-    """Our state in another origin's names, the inverse of `convert`."""
+    """Our state in another origin's names, the inverse of `convert`; a tensor that it has no name for is refused."""
     named = {ours for _, ours in names}
     joined = {".qkv.": ("q", "k", "v"), ".gate_and_up.": ("gate", "up")}
     splits = {whole: parts for whole, parts in joined.items() if not any(whole in ours for ours in named)}
@@ -259,7 +259,7 @@ def convert_to(state: Mapping[str, Tensor], names: Names) -> State:
         else:
             pieces = zip(splits[whole], value.chunk(len(splits[whole])), strict=True)
             parts |= {key.replace(whole, f".{part}."): piece for part, piece in pieces}
-    return _rename(parts, [(ours, theirs) for theirs, ours in names])
+    return _rename(parts, [(ours, theirs) for theirs, ours in names], _no_name)
 
 
 def refuse(layout: str, config: Any, because: str = "", **needed: Any) -> None:
@@ -294,7 +294,12 @@ def reorder_rope(state: State, config: ViTConfig, *, back: bool = False) -> Stat
     return reordered | {key: state[key][order] for key in norms}
 
 
-def _rename(state: State, names: Iterable[tuple[str, str]]) -> State:
+def _no_name(key: str) -> str:
+    raise PatchlightError(f"{key!r} has no name in the other library's model; use layout='patchlight'")
+
+
+def _rename(state: State, names: Iterable[tuple[str, str]], otherwise: Callable[[str], str] = str) -> State:
+    """By the first row that fits a key; `otherwise` says what becomes of one that none fits."""
     rows = [
         (re.compile(re.escape(old).replace(r"\{\}", r"(\d+)") + ("" if old.endswith(".") else "$")), new)
         for old, new in names
@@ -307,7 +312,7 @@ def _rename(state: State, names: Iterable[tuple[str, str]]) -> State:
                 name = new.format(*match.groups()) + key[match.end() :]
                 break
         else:
-            name = key
+            name = otherwise(key)
         if name in renamed:
             raise PatchlightError(f"the checkpoint has two tensors for {name!r}; the second is {key!r}")
         renamed[name] = value

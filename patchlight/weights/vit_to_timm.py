@@ -39,14 +39,15 @@ def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dic
         refuse("timm", config, "pooling='attention'", inner_norm="none")
         if config.mlp == "swiglu":
             refuse("timm", config, "pooling='attention'", mlp="gelu")
+    frequencies: State = {}
     if config.position in ("relative_bias", "relative_mlp"):
         architecture, arguments = _relative(config)
     elif config.turns:
         architecture, arguments = _eva(config)
-        state = _rope_as_timm(config, state)
+        state, frequencies = _rope_as_timm(config, state)
     else:
         architecture, arguments = _plain(config)
-    theirs = convert_to(state, _names(config))
+    theirs = convert_to(state, _names(config)) | frequencies
     batched = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
     theirs = {key: value[None] if key in batched else value for key, value in theirs.items()}
     return config, theirs, architecture, _shared(config) | arguments
@@ -187,14 +188,14 @@ def _eva(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     }
 
 
-def _rope_as_timm(config: ViTConfig, state: State) -> State:
-    """Heads in the order of timm's pairs, and the learned frequencies of all blocks in one tensor."""
+def _rope_as_timm(config: ViTConfig, state: State) -> tuple[State, State]:
+    """Heads in the order of timm's pairs; and, by timm's name, the learned frequencies of all blocks in one tensor."""
     if config.rope_coordinates == "index":
         state = reorder_rope(state, config, back=True)
-    if config.position == "rope_mixed":
-        frequencies = [state.pop(f"blocks.{index}.attn.rope.frequencies").flip(0) for index in range(config.depth)]
-        state["rope.freqs"] = torch.stack(frequencies, 1)
-    return state
+    if config.position != "rope_mixed":
+        return state, {}
+    frequencies = [state.pop(f"blocks.{index}.attn.rope.frequencies").flip(0) for index in range(config.depth)]
+    return state, {"rope.freqs": torch.stack(frequencies, 1)}
 
 
 def _names(config: ViTConfig) -> Names:

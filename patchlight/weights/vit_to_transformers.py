@@ -245,13 +245,14 @@ def _siglip(config: ViTConfig, state: State) -> Written:
     if config.mlp == "swiglu":
         refuse("transformers", config, "pooling='attention'", mlp="gelu")
     config, state = _with_qkv_bias(config, state)
+    joined: State = {}
     for part in ("weight", "bias"):
         q, kv = state.pop(f"attention_pool.q.{part}"), state.pop(f"attention_pool.kv.{part}")
-        state[f"head.attention.in_proj_{part}"] = torch.cat([q, kv])
+        joined[f"head.attention.in_proj_{part}"] = torch.cat([q, kv])
     state["attention_pool.query"] = state["attention_pool.query"][None]
     return (
         config,
-        convert_to(state, TRANSFORMERS_SIGLIP),
+        convert_to(state, TRANSFORMERS_SIGLIP) | joined,
         {
             "model_type": "siglip_vision_model",
             "architectures": ["SiglipVisionModel"],

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -250,6 +250,11 @@ def test_saving_it_does_not_pass_for_the_model(tmp_path: Path) -> None:
     pl.save(new, tmp_path / "model")
     with pytest.raises(PatchlightError, match="moved"):
         pl.load(tmp_path / "model")
+    layouts: tuple[Literal["timm", "transformers"], ...] = ("timm", "transformers")
+    for layout in layouts:
+        with pytest.raises(PatchlightError, match=r"'blocks\.\d+\..*moved' has no name in the other library"):
+            pl.save(new, tmp_path / layout, layout=layout)
+        assert not (tmp_path / layout).exists()
 
 
 def test_the_neurons_make_it_again() -> None:
