@@ -1,9 +1,6 @@
 """What is in a photo, by a model with a head."""
 
-import re
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ class Prediction:
     named: Named | None = None
     """What it is called by as much as is sure, where the model's classes have groups."""
     names: tuple[str, ...] = ()
-    """The labels in people's words, see `in_words`."""
+    """The labels in people's words."""
 
     def words(self) -> str:
         """For people: "animal 97.1%, pug (dog) 95.0%; likeliest: pug (dog) 95.0%, ..."."""
@@ -38,9 +35,7 @@ class Prediction:
         classes = ", ".join(f"{name} {probability:.1%}" for name, probability in pairs)
         if self.named is None:
             return classes
-        sure = self.named.label == self.labels[0]  # else it is a part of the group, which has people's words
-        named = replace(self.named, label=self.names[0]) if sure else self.named
-        return " ".join([*named.words(), "likeliest:", classes])
+        return " ".join([*self.named.words(), "likeliest:", classes])
 
     def to_dict(self) -> dict[str, Any]:
         each = zip(self.labels, self.names, self.probabilities, strict=True)
@@ -80,11 +75,9 @@ def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:
     logits_K = logits_K.float()
     probabilities, indices = logits_K.softmax(0).topk(min(top, len(logits_K)))
     chosen = indices.tolist()
-    labels = tuple(str(i) if loaded.labels is None else loaded.labels[i] for i in chosen)
-    names = labels
-    if loaded.labels is not None:
-        every = in_words(loaded.labels, None if loaded.groups is None else loaded.groups.paths)
-        names = tuple(every[i] for i in chosen)
+    labels, names = (
+        tuple(str(i) if every is None else every[i] for i in chosen) for every in (loaded.labels, loaded.names)
+    )
     return Prediction(
         labels=labels,
         probabilities=tuple(probabilities.tolist()),
@@ -92,25 +85,3 @@ def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:
         named=None if loaded.groups is None else loaded.groups.named(logits_K[None])[0],
         names=names,
     )
-
-
-def in_words(labels: Sequence[str], groups: Sequence[str] | None = None) -> list[str]:
-    """Labels such as "bird/199.Winter_Wren", of a data set and its class, as people say them: "Winter Wren (bird)".
-
-    In brackets is the finest part of the class's group ("animal/bird"), where the name does not have it. Labels without
-    a slash stay as they are, and so do those that two classes would share the words of.
-    """
-    words = [_in_words(label, groups[index] if groups else "") for index, label in enumerate(labels)]
-    count = Counter(words)
-    return [each if count[each] == 1 else label for each, label in zip(words, labels, strict=True)]
-
-
-def _in_words(label: str, group: str) -> str:
-    data_set, slash, own = label.rpartition("/")
-    if not slash:
-        return label
-    name = re.sub(r"^\d+\.(?=[^\W\d_])", "", own).replace("_", " ").strip()
-    if not re.search(r"[^\W\d_]", name) or name.lower() == "other":  # says nothing without its set
-        name = f"{data_set} {name}".replace("/", " ").replace("_", " ").strip()
-    part = group.rpartition("/")[2] if "/" in group else ""
-    return name if part.lower() in name.lower() else f"{name} ({part})"

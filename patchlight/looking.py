@@ -145,8 +145,9 @@ def _answers(loaded: _LoadedViT, logits_K: Tensor) -> list[tuple[int, str]]:
     if not loaded.config.num_classes or loaded.provenance.origin in PROJECTIONS:
         return []
     best = logits_K.float().softmax(0).topk(min(MOST_ANSWERS, len(logits_K)))
+    names = loaded.names
     return [
-        (number, f"{f'class {number}' if loaded.labels is None else loaded.labels[number]} at {probability:.1%}")
+        (number, f"{f'class {number}' if names is None else names[number]} at {probability:.1%}")
         for number, probability in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 

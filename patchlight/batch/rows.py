@@ -15,7 +15,7 @@ from patchlight.geometry import Box
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
     from patchlight.localizing.find import Localization
 
-VERSION = 2
+VERSION = 3
 
 NAMED = ("group", "group_confidence", "label", "label_confidence")
 """What the photo shows, by a model whose classes have groups; null by others."""

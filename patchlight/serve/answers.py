@@ -136,6 +136,7 @@ class AttentionRows(BaseModel):
 
 class LabelledShare(BaseModel):
     label: str
+    name: Annotated[str, Field(description="The label in people's words")]
     probability: float
 
 

@@ -124,5 +124,5 @@ def _query(text: str) -> Any:
 
 def _classes(loaded: Loaded, logits_K: Tensor, top: int) -> list[answers.LabelledShare]:
     said = likeliest(loaded, logits_K, top)
-    pairs = zip(said.labels, said.probabilities, strict=True)
-    return [answers.LabelledShare(label=label, probability=probability) for label, probability in pairs]
+    each = zip(said.labels, said.names, said.probabilities, strict=True)
+    return [answers.LabelledShare(label=label, name=name, probability=share) for label, name, share in each]

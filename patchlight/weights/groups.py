@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Named:
     group_confidence: float | None
     """Their summed probability; None where the group is unknown."""
     label: str | None
-    """The finest name with at least half of the probability: a class, or a part of the group, such as "bird"."""
+    """The finest name with at least half of the probability: a class in words, or a part of the group, "bird"."""
     label_confidence: float | None
 
     def words(self) -> list[str]:
@@ -65,6 +66,11 @@ class Groups:
             raise PatchlightError(f"{len(self.paths)} groups were given for {len(self.labels)} classes")
         for path in self.paths:
             _check_path(path)
+
+    @functools.cached_property
+    def words(self) -> tuple[str, ...]:
+        """The labels as people say them, see `in_words`."""
+        return in_words(self.labels, self.paths)
 
     @functools.cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -100,24 +106,46 @@ class Groups:
         sums_BG = self._sums(shares_BK)
         best_B, index_B = shares_BK.max(1)
         return [
-            self._named(dict(zip(self.nodes, sums, strict=True)), best, self.labels[index])
+            self._named(dict(zip(self.nodes, sums, strict=True)), best, self.words[index])
             for sums, best, index in zip(sums_BG.tolist(), best_B.tolist(), index_B.tolist(), strict=True)
         ]
 
-    def _named(self, sums: dict[str, float], best: float, label: str) -> Named:
+    def _named(self, sums: dict[str, float], best: float, words: str) -> Named:
         # A part has no more than its group, so that what is sure is one path; sorted, it ends with the finest.
         sure = [node for node in self.nodes if sums[node] >= SURE]
         top = next((node for node in sure if "/" not in node), None)
         fine = [node for node in sure if top is not None and node.startswith(f"{top}/")]
         name, confidence = (fine[-1].rpartition("/")[2], sums[fine[-1]]) if fine else (None, None)
         if best >= SURE:
-            name, confidence = label, best
+            name, confidence = words, best
         return Named(
             group=UNKNOWN if top is None else top,
             group_confidence=None if top is None else min(1.0, sums[top]),
             label=name,
             label_confidence=confidence,
         )
+
+
+def in_words(labels: Sequence[str], groups: Sequence[str]) -> tuple[str, ...]:
+    """Labels such as "bird/199.Winter_Wren", of a data set and its class, as people say them: "Winter Wren (bird)".
+
+    In brackets is the finest part of the class's group ("animal/bird"), where the name does not have it. Other labels
+    stay as they are, and so do those that two classes would share the words of.
+    """
+    words = [_in_words(label, group) for label, group in zip(labels, groups, strict=True)]
+    count = Counter(words)
+    return tuple(each if count[each] == 1 else label for each, label in zip(words, labels, strict=True))
+
+
+def _in_words(label: str, group: str) -> str:
+    data_set, slash, own = label.partition("/")
+    if not slash or "/" in own or not re.fullmatch(r"[a-z][\w-]+", data_set):  # "20 km/h" is no class of a set "20 km"
+        return label
+    name = re.sub(r"^\d+\.(?=[^\W\d_])", "", own).replace("_", " ").strip()
+    if not re.search(r"[^\W\d_]", name) or name.lower() == "other":  # says nothing without its set
+        name = f"{data_set} {name}".replace("_", " ").strip()
+    part = group.rpartition("/")[2] if "/" in group else ""
+    return name if part.lower() in name.lower() else f"{name} ({part})"
 
 
 def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:

@@ -66,6 +66,11 @@ class Loaded:
     groups: Groups | None = None
     """What its classes have in common (animal, thing, ...), if it is known."""
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The labels, in people's words where the groups of the classes are known."""
+        return self.labels if self.groups is None else self.groups.words
+
 
 def load(
     source: str | Path,

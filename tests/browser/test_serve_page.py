@@ -291,7 +291,7 @@ def test_classes(page: Any, loaded: pl.Loaded) -> None:
     page.click("#tab-classes")
     wait_until(page, "document.querySelectorAll('#classes .share').length === 10")
     said = pl.classify(loaded, DEMO / "coffee.png", 10)
-    assert page.locator("#classes span").all_text_contents() == list(said.labels)
+    assert page.locator("#classes span").all_text_contents() == list(said.names)
     assert page.locator("#classes b").first.text_content() == f"{100 * said.probabilities[0]:.1f} %"
     assert said.named is not None
     assert page.locator("#group").text_content().startswith(said.named.group)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import patchlight as pl
-from patchlight.classification import in_words, likeliest
+from patchlight.classification import likeliest
+from patchlight.weights.groups import in_words
 
 
 @pytest.mark.parametrize(
@@ -22,14 +23,19 @@ from patchlight.classification import in_words, likeliest
         ("tench, Tinca tinca", "animal/fish", "tench, Tinca tinca"),
         ("n01440764", "unknown", "n01440764"),
         ("snake_case", "unknown", "snake_case"),
+        ("20 km/h", "thing/sign", "20 km/h"),
+        ("n/a", "unknown", "n/a"),
+        ("<i>c</i>", "unknown", "<i>c</i>"),
+        ("a/b/c", "unknown", "a/b/c"),
     ],
 )
 def test_a_label_in_words(label: str, group: str, words: str) -> None:
-    assert in_words([label], [group]) == [words]
+    assert in_words([label], [group]) == (words,)
 
 
 def test_no_two_classes_get_the_same_words() -> None:
-    assert in_words(["male/adult", "female/adult", "male/calf"]) == ["male/adult", "female/adult", "calf"]
+    labels = ["male/adult", "female/adult", "male/calf"]
+    assert in_words(labels, ["animal"] * 3) == ("male/adult", "female/adult", "calf")
     loaded = pl.load("default")
     assert loaded.labels is not None
     assert loaded.groups is not None
@@ -45,6 +51,6 @@ def test_people_read_words_and_programs_labels() -> None:
     logits_K[loaded.labels.index("pet/Abyssinian")] = 40
     said = likeliest(loaded, logits_K, 1)
     assert said.words() == "animal 100.0%, Abyssinian (cat) 100.0%; likeliest: Abyssinian (cat) 100.0%"
-    assert said.to_dict()["label"] == "pet/Abyssinian"
+    assert said.to_dict()["label"] == "Abyssinian (cat)"
     assert said.to_dict()["classes"] == [{"label": "pet/Abyssinian", "name": "Abyssinian (cat)", "probability": 1.0}]
     assert likeliest(replace(loaded, labels=None, groups=None), logits_K, 1).words().endswith(" 100.0%")

@@ -194,8 +194,8 @@ export class PatchesTab {
   }
 }
 
-export function bar({label, probability}) {
-  const row = el("div", {class: "share"}, el("span", {text: label, title: label}), el("b", {text: percent(probability, 1)}), el("i"));
+export function bar({label, name, probability}) {
+  const row = el("div", {class: "share"}, el("span", {text: name, title: label}), el("b", {text: percent(probability, 1)}), el("i"));
   row.lastChild.style.width = css(probability);
   return row;
 }

@@ -18,7 +18,7 @@ def row(path: Path, size: tuple[int, int], box: list[float]) -> dict[str, Any]:
     levels[1:3, 2:4] = 255
     heat = {"size": [4, 4], "levels": base64.b64encode(levels.tobytes()).decode()}
     found = {"decision": "subject", "confidence": 0.9, "boxes": [{"xyxy": box, "score": 0.9}], "heat": heat}
-    return {"version": 2, "path": str(path), "status": "ok", "size": list(size), "crops": []} | found
+    return {"version": 3, "path": str(path), "status": "ok", "size": list(size), "crops": []} | found
 
 
 def test_heat_and_box_lie_where_the_row_says() -> None:
@@ -48,7 +48,7 @@ def test_every_row_that_is_in_order_gets_a_picture_and_photos_that_are_gone_none
     Image.new("RGB", (60, 40), (9, 9, 9)).save(tmp_path / "a.png")
     rows = [
         row(tmp_path / "gone.png", (60, 40), [0, 0, 10, 10]),
-        {"version": 2, "path": "b", "status": "error", "reason": "empty", "size": None, "boxes": [], "heat": None},
+        {"version": 3, "path": "b", "status": "error", "reason": "empty", "size": None, "boxes": [], "heat": None},
         row(tmp_path / "a.png", (60, 40), [5, 5, 50, 30]) | {"heat": None},
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))

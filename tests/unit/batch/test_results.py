@@ -20,7 +20,7 @@ from patchlight.errors import PatchlightError
 
 def ok_row(path: str, **changes: Any) -> dict[str, Any]:
     boxes = [{"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.8}, {"xyxy": [150.0, 0.0, 200.0, 25.5], "score": 0.4}]
-    row = {"version": 2, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
+    row = {"version": 3, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
     row |= {"decision": "several", "confidence": 0.9, "method": "subject", "boxes": boxes}
     row |= {"group": "animal", "group_confidence": 0.95, "label": None, "label_confidence": None}
     return row | {"crops": ["crops/a.jpg", "crops/a.crop2.jpg"], "heat": None} | changes

@@ -76,7 +76,7 @@ def test_rows_are_what_localize_finds(photos: Path, tmp_path: Path, model: Path)
     rows = rows_of(tmp_path / "out")
     assert len(rows) == len(found) == summary.photos == 6
     for row, each, path in zip(rows, found, sorted(photos.iterdir()), strict=True):
-        assert row["version"] == 2
+        assert row["version"] == 3
         assert (row["path"], row["status"], row["reason"], row["detail"]) == (str(path), "ok", None, None)
         assert row["size"] == [160, 120]
         assert (row["decision"], row["method"]) == (each.decision, each.method)
