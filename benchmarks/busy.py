@@ -1,7 +1,7 @@
 """How busy the folder runner keeps a GPU with large photos, and what limits it.
 
     python benchmarks/busy.py --device cuda --workers 16              # S/16, B/16 and L/16 at 224 px
-    python benchmarks/busy.py --device cuda --models L/16 --photos 2048 --batch 64
+    python benchmarks/busy.py --device cuda --models L/16 B/14@518 --photos 2048 --batch 64
     python benchmarks/busy.py --device cpu --workers 2 --photos 16 --models S/16
 
 Photos of 12 megapixels are made from those in demo/, 32 of them; the others are links to these. Three rates are
@@ -76,7 +76,8 @@ def reading_rate(photos: list[Path], loaded: Loaded, workers: int) -> float:
 
 def model_rate(loaded: Loaded, device: torch.device, batch: int) -> float:
     """Photos a second that the model looks at, with all of them there."""
-    levels = [np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)] * images_at_once(device, batch)
+    size = loaded.preprocess.config.image_size
+    levels = [np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)] * images_at_once(device, batch)
     rounds = 30 if device.type == "cuda" else 3
 
     def look(times: int) -> None:
@@ -138,7 +139,7 @@ def seconds_in(spans: list[tuple[Any, Any]], device: torch.device) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--models", nargs="+", default=["S/16", "B/16", "L/16"])
+    parser.add_argument("--models", nargs="+", default=["S/16", "B/16", "L/16"], help="NAME or NAME@PIXELS")
     parser.add_argument("--photos", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
@@ -155,12 +156,12 @@ def main() -> None:
             f"{arguments.photos} photos of 12 MP, {weight:.1f} MB, made in {time.perf_counter() - begun:.0f} s"
         )
         paths = sorted((folder / "photos").iterdir())
-        reading = 0.0
-        print("model   reading alone   model alone      runner   busy  occupied  of what is possible   limit")
+        print("model      reading alone   model alone      runner   busy  occupied  of what is possible   limit")
         for number, variant in enumerate(arguments.models):
-            make_model(folder / f"model{number}", variant)
+            plain, _, side = variant.partition("@")
+            make_model(folder / f"model{number}", plain, int(side or 224))
             loaded = load(folder / f"model{number}", device=str(device))
-            reading = reading or reading_rate(paths, loaded, arguments.workers)
+            reading = reading_rate(paths, loaded, arguments.workers)
             alone = model_rate(loaded, device, arguments.batch)
             with watched(device) as spans:
                 summary = crop_photos(
@@ -175,7 +176,7 @@ def main() -> None:
             occupied = seconds_in(spans, device) / summary.seconds
             possible, limit = min((reading, "reading"), (alone, "the model"))
             print(
-                f"{variant:6} {reading:9.0f} /s {alone:12.0f} /s {summary.rate:9.0f} /s {summary.rate / alone:5.0%} "
+                f"{variant:8} {reading:9.0f} /s {alone:12.0f} /s {summary.rate:9.0f} /s {summary.rate / alone:5.0%} "
                 f"{occupied:8.0%} {summary.rate / possible:14.0%}         {limit}",
                 flush=True,
             )

@@ -72,11 +72,11 @@ def make_small_photos(folder: Path, count: int) -> None:
     first.unlink()
 
 
-def make_model(folder: Path, variant: str = "S/16", **changes: Any) -> None:
+def make_model(folder: Path, variant: str = "S/16", side: int = 224, **changes: Any) -> None:
     torch.manual_seed(0)
-    vit = pl.ViT(pl.variant(variant, image_size=224, num_classes=0, **changes)).eval()
+    vit = pl.ViT(pl.variant(variant, image_size=side, num_classes=0, **changes)).eval()
     subject = SubjectHeat(scale=1.0, bias=0.0, calibration=Calibration(bias=2.0))
-    save(vit, folder, preprocess=PreprocessConfig(image_size=(224, 224), crop_pct=0.875), subject=subject)
+    save(vit, folder, preprocess=PreprocessConfig(image_size=(side, side), crop_pct=0.875), subject=subject)
 
 
 def run_ours(photos: Path, out: Path, model: Path, how: str, workers: int) -> None:
