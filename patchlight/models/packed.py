@@ -24,7 +24,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TOKENS)
-        self.bias = linear.bias
+        self.weight, self.bias = linear.weight, linear.bias  # the weight for whoever asks for its dtype or device
 
     def forward(self, x_BND: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x_BND, self.packed, self.bias, "none", [], "")
@@ -34,10 +34,11 @@ class PackedLinear(nn.Module):
 def packed(model: Module) -> Module:
     """A copy whose linear layers are packed; all other weights are the model's own.
 
-    The model itself, where this machine, its torch or the model's dtype do not allow it.
+    The model itself, where this machine, its torch or the model's dtype do not allow it, or where somebody has hooked
+    into it: a copy would lose that.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if not linears or not all(map(_packable, linears)):
+    if not linears or any(map(_hooked, model.modules())) or not all(map(_packable, linears)):
         return model
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared)
@@ -46,6 +47,10 @@ def packed(model: Module) -> Module:
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear(child))
     return twin
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _packable(linear: nn.Linear) -> bool:

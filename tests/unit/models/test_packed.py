@@ -1,5 +1,6 @@
 """Linear layers laid out for the CPU: the same numbers from a copy, and the model itself where that cannot be."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -32,8 +33,22 @@ def test_a_packed_model_gives_the_same(vit: ViT, side: int, batch: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("position", ["sincos2d", "rope2d", "rope_mixed", "relative_bias", "relative_mlp", "none"])
+def test_positions_of_every_kind_survive(position: Any) -> None:
+    torch.manual_seed(0)
+    model = ViT(dataclasses.replace(TINY, position=position)).eval()
+    image_BCHW = torch.randn(1, 3, 40, 32)
+    torch.testing.assert_close(packed(model)(image_BCHW), model(image_BCHW), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "changes"), [("swin-T", {"width": 16, "num_heads": (1, 2, 4, 8)}), ("convnext-T", {"widths": (8,) * 4})]
+    ("name", "changes"),
+    [
+        ("swin-T", {"width": 16, "num_heads": (1, 2, 4, 8)}),
+        ("swinv2-T", {"width": 16, "num_heads": (1, 2, 4, 8)}),
+        ("convnext-T", {"widths": (8,) * 4}),
+    ],
 )
 def test_other_families_are_packed_too(name: str, changes: dict[str, Any]) -> None:
     model = make_model(variant(name, image_size=64, depths=(1, 1, 2, 1), **changes)).eval()
@@ -59,6 +74,20 @@ def test_what_cannot_be_packed_is_left(vit: ViT, monkeypatch: pytest.MonkeyPatch
     assert packed(none) is none
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert packed(vit) is vit
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["hook", "pre-hook", "own forward"])
+def test_a_model_that_is_hooked_into_is_left(vit: ViT, how: str) -> None:
+    linear = vit.blocks[0].mlp.up
+    if how == "hook":
+        linear.register_forward_hook(lambda module, given, out: out * 0)
+    elif how == "pre-hook":
+        linear.register_forward_pre_hook(lambda module, given: (given[0] * 0,))
+    else:
+        linear.forward = lambda x_BND: x_BND.new_zeros(*x_BND.shape[:-1], linear.out_features)  # type: ignore[method-assign]
+    image_BCHW = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(packed(vit)(image_BCHW), vit(image_BCHW), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", ["gone", "other arguments", "other numbers"])
