@@ -48,8 +48,8 @@ def write_overlays(folder: Path, watch: Callable[[int], None] = lambda done: Non
 
     A photo that is gone by now has none, and those of earlier rows go.
     """
+    remove_overlays(folder)
     try:
-        remove_overlays(folder)
         (folder / "overlays").mkdir(exist_ok=True)
     except OSError as error:
         raise PatchlightError(f"{folder / 'overlays'}: cannot be written ({error.strerror})") from None
@@ -73,7 +73,12 @@ def remove_overlays(folder: Path) -> None:
     """Those that `write_overlays` has drawn, and nothing else that lies there."""
     for picture in (folder / "overlays").glob("*.jpg"):
         if picture.stem.isdecimal():
-            picture.unlink(missing_ok=True)
+            try:
+                picture.unlink(missing_ok=True)
+            except OSError as error:
+                raise PatchlightError(
+                    f"{picture}: cannot be removed ({error.strerror}); mend that, and run it again"
+                ) from None
 
 
 def _heat_on(size: tuple[int, int], row: dict[str, Any]) -> Image.Image:

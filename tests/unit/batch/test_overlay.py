@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.overlay import draw_found, write_overlays
 from patchlight.batch.runner import crop_photos
+from patchlight.errors import PatchlightError
 
 
 def row(path: Path, size: tuple[int, int], box: list[float]) -> dict[str, Any]:
@@ -80,3 +82,11 @@ def test_pictures_of_rows_that_are_others_now_do_not_stay(tmp_path: Path) -> Non
     assert len(rows_of(out)) == 2
     assert drawn() == {"0.jpg", "1.jpg"}
     assert own.read_bytes() == b"not of a run"
+
+
+def test_a_picture_that_cannot_be_removed_is_one_line(tmp_path: Path) -> None:
+    model, out = save_model(tmp_path / "model"), tmp_path / "out"
+    crop_photos(make_photos(tmp_path / "photos", 1), out, model=model, workers=0)
+    (out / "overlays" / "0.jpg").mkdir(parents=True)  # whoever may do all that he likes may not unlink a folder
+    with pytest.raises(PatchlightError, match=r"0\.jpg: cannot be removed"):
+        crop_photos(make_photos(tmp_path / "photos", 2), out, model=model, workers=0)
