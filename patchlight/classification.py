@@ -27,7 +27,10 @@ class Prediction:
     named: Named | None = None
     """What it is called by as much as is sure, where the model's classes have groups."""
     names: tuple[str, ...] = ()
-    """The labels in people's words."""
+    """The labels in people's words; the labels themselves, if none are given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", self.names or self.labels)
 
     def words(self) -> str:
         """For people: "animal 97.1%, pug (dog) 95.0%; likeliest: pug (dog) 95.0%, ..."."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import patchlight as pl
-from patchlight.classification import likeliest
+from patchlight.classification import Prediction, likeliest
 from patchlight.weights.groups import in_words
 
 
@@ -54,3 +54,9 @@ def test_people_read_words_and_programs_labels() -> None:
     assert said.to_dict()["label"] == "Abyssinian (cat)"
     assert said.to_dict()["classes"] == [{"label": "pet/Abyssinian", "name": "Abyssinian (cat)", "probability": 1.0}]
     assert likeliest(replace(loaded, labels=None, groups=None), logits_K, 1).words().endswith(" 100.0%")
+
+
+def test_without_words_labels_are_what_is_said() -> None:
+    said = Prediction(labels=("wren", "crow"), probabilities=(0.75, 0.25), preprocess_fingerprint="")
+    assert said.words() == "wren 75.0%, crow 25.0%"
+    assert [each["name"] for each in said.to_dict()["classes"]] == ["wren", "crow"]
