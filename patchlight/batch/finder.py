@@ -23,13 +23,16 @@ class Finder:
     """A model on its device; its methods may be called in `threads` threads at a time."""
 
     def __init__(self, loaded: Loaded, settings: CropSettings, batch_size: int, tell: Callable[[str], None]) -> None:
-        self.settings, self.tell = settings, tell
+        self.loaded, self.settings, self.tell = loaded, settings, tell
         self.device = loaded.model.norm.weight.device
-        self.loaded = dataclasses.replace(loaded, model=packed(loaded.model))
         self.at_once = images_at_once(self.device, batch_size)
         """Photos; fewer, once memory has run out."""
         # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 2
+
+    def get_ready(self) -> None:
+        """Before the first look, where there is anything to look at."""
+        self.loaded = dataclasses.replace(self.loaded, model=packed(self.loaded.model))
 
     def look_at(self, photos: Sequence[Seen]) -> list[Localization | Failed]:
         found: list[Localization | Failed] = []

@@ -155,6 +155,7 @@ class PhotoLine:
         """Take these photos through the line."""
         if not count:
             return
+        self.finder.get_ready()
         begun = synced = time.monotonic()
         self.stage = stage
         if self.thumbs:

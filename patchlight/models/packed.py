@@ -38,29 +38,31 @@ def packed(model: Module) -> Module:
     into it: a copy would lose that.
     """
     linears = [module for module in model.modules() if type(module) is nn.Linear]
-    if not linears or any(map(_hooked, model.modules())) or not all(map(_packable, linears)):
+    if not linears or any(map(_hooked, model.modules())):
         return model
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    for module in list(twin.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child))
-    return twin
+    copies: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for linear in linears:
+        copies[id(linear)] = _packed(linear)
+        if copies[id(linear)] is None:
+            return model
+    return copy.deepcopy(model, copies)
 
 
 def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _packable(linear: nn.Linear) -> bool:
+def _packed(linear: nn.Linear) -> PackedLinear | None:
+    """None where it cannot be done, or does not give the same."""
     weight = linear.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
-        return False
+        return None
     x_ND = torch.linspace(-1, 1, 2 * linear.in_features).view(2, -1)
     try:
         with torch.no_grad():
-            got, expected = PackedLinear(linear)(x_ND), F.linear(x_ND, weight, linear.bias)
-    except (RuntimeError, AttributeError):  # an operator that is not there, or takes other arguments
-        return False
-    return torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+            packed_linear = PackedLinear(linear)
+            got, expected = packed_linear(x_ND), F.linear(x_ND, weight, linear.bias)
+    except (RuntimeError, AttributeError):  # short memory; an operator that is not there, or takes other arguments
+        return None
+    same = torch.allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    return packed_linear if same else None

@@ -72,6 +72,8 @@ def test_what_cannot_be_packed_is_left(vit: ViT, monkeypatch: pytest.MonkeyPatch
     assert packed(half) is half
     none = nn.Sequential(nn.ReLU())
     assert packed(none) is none
+    twin = packed(vit)
+    assert packed(twin) is twin
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert packed(vit) is vit
 
