@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "R26 + ViT-S/32": ("S/32", {"resnet": (2, 2, 2, 2)}),
     "Swin-T": ("swin-T", {}),
     "ConvNeXt-T": ("convnext-T", {}),
-    "ConvNeXt V2-T": ("convnext-T", {"grn": True, "layer_scale": None}),
+    "ConvNeXt V2-T": ("convnextv2-T", {}),
 }
 """A family more is a row more."""
 

@@ -13,7 +13,16 @@ from patchlight.config import variant as vit_variant
 from patchlight.errors import PatchlightError
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
-ConvNeXtName = Literal["convnext-T", "convnext-S", "convnext-B", "convnext-L", "convnext-XL"]
+ConvNeXtName = Literal[
+    "convnext-T",
+    "convnext-S",
+    "convnext-B",
+    "convnext-L",
+    "convnext-XL",
+    "convnextv2-T",
+    "convnextv2-B",
+    "convnextv2-L",
+]
 
 
 class _Staged(JsonConfig):
@@ -266,6 +275,10 @@ CONVNEXT_SIZES: dict[str, dict[str, Any]] = {
     "convnext-L": {"depths": (3, 3, 27, 3), "widths": (192, 384, 768, 1536)},
     "convnext-XL": {"depths": (3, 3, 27, 3), "widths": (256, 512, 1024, 2048)},
 }
+CONVNEXT_SIZES |= {
+    name.replace("convnext", "convnextv2"): CONVNEXT_SIZES[name] | {"grn": True, "layer_scale": None}
+    for name in ("convnext-T", "convnext-B", "convnext-L")
+}
 
 
 @overload  # the names of the others are text, too: the first that fits is taken
@@ -284,7 +297,7 @@ def variant(name: str, **changes: Any) -> ModelConfig:
     """The config that the literature calls `name`, with `changes` on top.
 
     A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L", "swinv2-T" to
-    "swinv2-B" (256 pixels, windows of 8) and "convnext-T" to "convnext-XL".
+    "swinv2-B" (256 pixels, windows of 8), "convnext-T" to "convnext-XL" and "convnextv2-T" to "convnextv2-L".
     """
     if str(name) in SWIN_SIZES:  # a list could not be looked up
         return SwinConfig(**SWIN_SIZES[name] | changes)

@@ -124,7 +124,8 @@ def _print_summary(summary: "Summary", out: Path) -> None:
         typer.echo(one if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} {many}")
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
-        typer.echo(f"{bursts:,} bursts, {empty:,} of them empty; {frames:,} empty frames")
+        plural = "" if bursts == 1 else "s", "" if frames == 1 else "s"
+        typer.echo(f"{bursts:,} burst{plural[0]}, {empty:,} of them empty; {frames:,} empty frame{plural[1]}")
         if untimed := summary.bursts["untimed"]:
             which = "1 frame has" if untimed == 1 else f"{untimed:,} frames have"
             typer.echo(f"{which} no valid time in EXIF or name: parted from the others, by the file's own time")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,9 @@ import typer
 
 from patchlight.commands.options import parse_values
 from patchlight.errors import PatchlightError
+
+SECONDS_BETWEEN_LINES = 30.0
+"""Of progress, where there is no terminal for a bar."""
 
 
 def train(
@@ -71,27 +75,28 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, t
     columns = (
         TextColumn("epoch {task.fields[epoch]:.1f}"),
         BarColumn(),
-        TextColumn("{task.percentage:.0f}%  loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} images/s"),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.percentage:.0f}%  {task.fields[how]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     first = os.environ.get("RANK", "0") == "0"
-    with Bars(*columns, console=Console(stderr=True), disable=not (first and sys.stderr.isatty())) as bars:
-        bar = bars.add_task("training", epoch=0.0, loss=float("nan"), rate=0.0, accuracy="", total=None)
+    on_terminal = sys.stderr.isatty()
+    if first and resume and not out.exists():
+        typer.echo(f"patchlight: {out}: there is no run to resume; beginning one", err=True)
+    said = time.monotonic()
+    with Bars(*columns, console=Console(stderr=True), disable=not (first and on_terminal)) as bars:
+        bar = bars.add_task("training", epoch=0.0, how="starting", total=None)
 
         def watch(now: Progress) -> None:
-            accuracy = "" if now.accuracy is None else f"accuracy {now.accuracy:.2%}"
-            bars.update(
-                bar,
-                completed=now.step,
-                total=now.steps,
-                epoch=now.epoch,
-                loss=now.loss,
-                rate=now.images_per_second,
-                accuracy=accuracy,
-            )
+            nonlocal said
+            how = f"loss {now.loss:.3f}  {now.images_per_second:,.0f} images/s"
+            if now.accuracy is not None:
+                how += f"  accuracy {now.accuracy:.2%}"
+            bars.update(bar, completed=now.step, total=now.steps, epoch=now.epoch, how=how)
+            if not on_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                typer.echo(f"epoch {now.epoch:.1f}, step {now.step:,} of {now.steps:,}: {how}", err=True)
 
         def tell(line: str) -> None:
             bars.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -543,7 +543,13 @@ def draw_calibration(
             ax.plot(x, y, color=colour, linewidth=1, label=label)
             # A bin of a few photos is a small dot: its accuracy says little.
             ax.scatter(
-                x, y, [6 + 150 * each["photos"] / total for each in filled], color=colour, linewidths=0, zorder=3
+                x,
+                y,
+                [6 + 150 * each["photos"] / total for each in filled],
+                color=colour,
+                linewidths=0,
+                zorder=3,
+                clip_on=False,
             )
     ax.set(xlim=(0, 1), ylim=(0, 1.02))
     _label(ax, "confidence of the answer", "accuracy")
@@ -590,6 +596,8 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
             title += f", best {100 * shares[best]:.2f}% at epoch {epochs[best]:.4g}"
         right.set_title(title, fontsize=TEXT, color=INK, pad=4)
     _label(right, "epoch", "accuracy" if both else "validation accuracy")
+    low, high = right.get_ylim()
+    right.set_ylim(max(low, -0.02), min(high, 1.02))  # nothing is named right more often than always
     _in_percent(right.yaxis)
     if both:
         right.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")

@@ -37,6 +37,9 @@ LIKE_THE_FIRST = 0.5
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
 
+MOVING = ("animal", "person", "vehicle")
+"""Groups of classes: a photo that shows one of these is not called empty."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -231,7 +234,7 @@ def localize_tiles(
         orientation=photo.orientation,
     )
     found = _from_one(heat_hw, view, patch_size, used, most, threshold, min_area, calibration_for(loaded, used))
-    return dataclasses.replace(found, named=named)
+    return found if named is None else _named(found, named)
 
 
 def prepare(photo: Photo, preprocess: Preprocess) -> tuple[Tensor, View]:
@@ -273,7 +276,13 @@ def localize_batch(
     if loaded.groups is None:
         return found
     named = loaded.groups.named(looks.logits())
-    return [dataclasses.replace(each, named=name) for each, name in zip(found, named, strict=True)]
+    return [_named(each, name) for each, name in zip(found, named, strict=True)]
+
+
+def _named(found: Localization, named: Named) -> Localization:
+    """With what the photo is called; where that is something that moves, it is not empty, though nothing stands out."""
+    missed = found.decision == "none" and found.subjects and named.group in MOVING
+    return dataclasses.replace(found, named=named, decision="unsure" if missed else found.decision)
 
 
 def calibration_for(loaded: Loaded, method: Method) -> Calibration:

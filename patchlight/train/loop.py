@@ -60,7 +60,7 @@ class Stopped(Exception):  # noqa: N818
     """The run was asked to stop and can be resumed; `.signal` says by what."""
 
     def __init__(self, folder: Path, step: int, signal_number: int) -> None:
-        super().__init__(f"stopped after step {step}; go on with: --out {folder} --resume")
+        super().__init__(f"{folder}: stopped after step {step}; the same command with --resume goes on")
         self.signal = signal_number
 
 

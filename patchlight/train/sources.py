@@ -69,7 +69,10 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
             "a .csv with the columns file and label, .tar shards, or CIFAR-10"
         )
     if not path.is_dir():
-        raise PatchlightError(f"{path}: there is no such file or folder; give the path of your photos")
+        remedy = "give the path of your photos"
+        if "cifar" in path.name.lower():
+            remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
+        raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")
     cifar10 = _find_cifar10(path)
     if cifar10 is not None:
         return _open_cifar10(*cifar10, "train" if part == "train" else "test")

@@ -57,6 +57,10 @@ def _in_folder(source: str, folder: Path, entry: Entry | None) -> Found:
         others = sorted(
             path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt", ".pth", ".bin", ".npz")
         )
+        if not others and (folder / "run.json").exists():
+            raise CheckpointError(
+                f"{source}: this run is not finished; the command that began it goes on with --resume"
+            )
         if len(others) != 1:
             what = f"several ({', '.join(path.name for path in others)}): name one" if others else "none"
             raise CheckpointError(f"{source}: expected model.safetensors or one other weights file in it; found {what}")

@@ -158,7 +158,9 @@ def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> N
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError):
-        raise CheckpointError(f"device={device!r} is not here") from None
+        here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        others = f" or {here.type}" if here else ""
+        raise CheckpointError(f"device={device!r} is not here; use cpu{others}") from None
 
 
 def _check_finite(state: State, weights: Path, source: str) -> None:

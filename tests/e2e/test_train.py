@@ -1,6 +1,7 @@
 """Training as a user runs it: the command, stopped and resumed, mistakes in one line."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from models_at_random import tiny_vit
+from patchlight.commands import train as train_command
 from patchlight.train.checkpoint import fingerprint
 from patchlight.weights.load import load
 from patchlight.weights.save import save
@@ -59,6 +61,7 @@ def test_train_evaluate_and_load(folder: Path) -> None:
     judged = run(folder, "evaluate", "run", "photos", "--json")
     assert judged.returncode == 0, judged.stderr
     assert json.loads(judged.stdout)["accuracy"] >= 0.9
+    assert "there is no run to resume" not in done.stderr
     again = run(folder, "train", "recipe.py", "--out", "run")
     assert again.returncode == 2
     assert again.stderr == "patchlight: run: holds a run already; go on with --resume, or name another folder\n"
@@ -75,11 +78,29 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert "--out stopped --resume" in error
+    assert error.endswith("; the same command with --resume goes on\n")
+    judged = run(folder, "evaluate", "stopped", "photos")
+    assert (judged.returncode, judged.stderr.count("\n")) == (2, 1)
+    assert "stopped: this run is not finished; the command that began it goes on with --resume" in judged.stderr
     assert run(folder, *long, "--out", "stopped", "--resume").returncode == 0
     assert run(folder, *long, "--out", "whole").returncode == 0
     ended = [fingerprint(load(folder / name).model.state_dict()) for name in ("stopped", "whole")]
     assert ended[0] == ended[1]
+
+
+def test_a_run_that_is_not_there_is_begun_aloud(folder: Path) -> None:
+    done = run(folder, "train", "recipe.py", "--out", "rum", "--resume", "--set", "epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("patchlight: rum: there is no run to resume; beginning one\n")
+
+
+def test_without_a_terminal_progress_is_told_in_lines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train_command, "SECONDS_BETWEEN_LINES", 0.0)
+    train_command.train("recipe.py", folder / "told", ["log_every=1", "epochs=1"])
+    assert re.search(r"^epoch 0\.9, step (\d) of \1: loss \d\.\d{3}  [\d,]+ images/s", capsys.readouterr().err, re.M)
 
 
 def test_finetune_says_what_it_chose(folder: Path) -> None:
@@ -98,6 +119,8 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
         (["train", "recipe.py", "--set", "optim.rate=1", "--out", "run"], "unknown setting 'rate' for OptimConfig"),
         (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' for TrainConfig"),
         (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "nowhere"),
+        (["train", "recipe.py", "--set", "data.train=a/cifar10", "--out", "run"], "recipes/fetch_cifar10.py a/cifar10"),
+        (["evaluate", "default", "photos", "--device", "gpu"], "device='gpu' is not here; use cpu"),
         (["train", "recipe.py", "--device", "abacus", "--out", "run"], "device='abacus' cannot be used here"),
         (["train", "recipe.py", "--out", "recipe.py"], "recipe.py: "),
         (["finetune", "photos", "--model", "nowhere", "--out", "run"], "nowhere"),

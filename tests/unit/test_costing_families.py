@@ -31,6 +31,7 @@ def test_counts_are_the_published_ones(name: str, gmacs: float, parameters: floa
     ("name", "ours"),
     [
         *[("swin_tiny_patch4_window7_224", "swin-T"), ("convnext_tiny", "convnext-T")],
+        *[("convnextv2_tiny", "convnextv2-T"), ("convnextv2_base", "convnextv2-B")],
         *[(f"swinv2_{size}_window8_256", f"swinv2-{size[0].upper()}") for size in ("tiny", "small", "base")],
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import patchlight as pl
 from bright_subjects import as_loaded, bright, sees_what_is_bright
 from models_at_random import tiny_vit
 from patchlight.config import Calibration, PreprocessConfig
@@ -16,7 +17,9 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import decode
 from patchlight.images.preprocess import Preprocess
+from patchlight.localizing import find
 from patchlight.localizing.find import from_heat, localize, localize_batch, prepare
+from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
 # How an upright photo is stored for each EXIF orientation.
@@ -219,3 +222,31 @@ def test_arrays_are_checked() -> None:
     for array in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
         with pytest.raises(PatchlightError, match="uint8"):
             localize(array, sees_what_is_bright())
+
+
+@pytest.mark.parametrize(
+    ("decision", "subjects", "group", "expected"),
+    [
+        ("none", 1, "animal", "unsure"),
+        ("none", 1, "vehicle", "unsure"),
+        ("none", 1, "thing", "none"),
+        ("none", 1, "unknown", "none"),
+        ("none", 0, "animal", "none"),
+        ("subject", 1, "animal", "subject"),
+        ("several", 1, "thing", "several"),
+    ],
+)
+def test_a_photo_that_the_model_calls_an_animal_is_not_empty(
+    monkeypatch: pytest.MonkeyPatch, decision: Any, subjects: int, group: str, expected: str
+) -> None:
+    loaded = pl.load("default")
+    named = Named(group, 0.9, None, None)
+    before = find.from_heat
+
+    def as_asked(*given: Any) -> list[Any]:
+        return [replace(each, decision=decision, subjects=each.subjects[:subjects]) for each in before(*given)]
+
+    monkeypatch.setattr(find, "from_heat", as_asked)
+    monkeypatch.setattr(Groups, "named", lambda self, logits_BK: [named] * len(logits_BK))
+    found = pl.localize(Path(__file__).parents[3] / "demo" / "chelsea.png", loaded)
+    assert (found.decision, found.named) == (expected, named)

@@ -126,5 +126,5 @@ def test_mistakes_are_one_line() -> None:
 
 @pytest.mark.parametrize("name", ["swin-X", ["S/16"], ["swin-T"], None, {"swin-T": 1}])
 def test_an_unknown_variant_names_all_families(name: Any) -> None:
-    with pytest.raises(PatchlightError, match=r"unknown variant .* one of mu, Ti.*; or one of swin-T, .*convnext-XL$"):
+    with pytest.raises(PatchlightError, match=r"unknown variant .* one of mu, Ti.*; or one of swin-T, .*convnextv2-L$"):
         variant(name)
