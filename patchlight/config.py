@@ -10,6 +10,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -558,3 +559,18 @@ def require_within(config: Any, name: str, low: float, high: float) -> None:
     """Refuse a number that lies outside its range."""
     value = getattr(config, name)
     require(low <= value <= high, f"{name}={value} must lie from {low} to {high}")
+
+
+def parse_values(settings: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
+    changes: dict[str, Any] = {}
+    python = {"True": True, "False": False, "None": None}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise PatchlightError(f"--set {setting}: write NAME=VALUE, such as num_registers=4")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = python.get(value, value)
+    return changes

@@ -34,7 +34,6 @@ from measuring import (
     finish_axis,
     markdown,
     measure_all,
-    parse_changes,
     percent,
     photos,
     precision_for,
@@ -46,7 +45,7 @@ from measuring import (
 )
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
@@ -315,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown:
             raise PatchlightError(f"--rows {unknown[0]}: there is no such row; the rows are {', '.join(ROWS)}")
         if not given.table:
-            budget = {"epochs": given.epochs, "changes": parse_changes(given.changes)}
+            budget = {"epochs": given.epochs, "changes": parse_values(given.changes)}
             tasks = [Task(row, seed, budget) for seed in range(given.seeds) for row in ROWS if row in rows]
             measure_one = functools.partial(measure, out=given.out, data=given.data, device=given.device)
             measure_all(given.out, tasks, measure_one, jobs=given.jobs, tell=say)

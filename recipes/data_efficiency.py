@@ -31,7 +31,6 @@ from measuring import (
     finish_axis,
     markdown,
     measure_all,
-    parse_changes,
     percent,
     photos,
     precision_for,
@@ -43,7 +42,7 @@ from measuring import (
 )
 from small_cnn import train_cnn
 
-from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
@@ -173,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work() -> None:
         if not given.table:
-            budget = {"steps": given.steps, "cnn_width": given.cnn_width, "changes": parse_changes(given.changes)}
+            budget = {"steps": given.steps, "cnn_width": given.cnn_width, "changes": parse_values(given.changes)}
             rows = [f"{model}/{share}" for share in parse_shares(given.shares) for model in MODELS]
             tasks = [Task(row, seed, budget) for seed in range(given.seeds) for row in rows]
             measure_one = functools.partial(measure, out=given.out, data=given.data, device=given.device)

@@ -35,7 +35,6 @@ from measuring import (
     exit_code,
     markdown,
     measure_all,
-    parse_changes,
     percent,
     photos,
     precision_for,
@@ -49,7 +48,7 @@ from safetensors.torch import load_file, save_file
 from small_cnn import SmallCNN, in_bfloat16, same_every_time, train_cnn
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig
+from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.augment import AugmentConfig
@@ -190,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
             settings = without().changed({"data.train": given.data})
             teacher(out=given.out / "with", device=given.device, settings=settings,
                     epochs=given.teacher_epochs, width=given.teacher_width)  # fmt: skip
-            budget = {**shape, "changes": parse_changes(given.changes)}
+            budget = {**shape, "changes": parse_values(given.changes)}
             tasks = [Task(row, seed, budget) for seed in range(given.seeds) for row in ("with", "without")]
             measure_one = functools.partial(measure, out=given.out, data=given.data, device=given.device, **shape)
             measure_all(given.out, tasks, measure_one, jobs=given.jobs, tell=say)

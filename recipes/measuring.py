@@ -227,20 +227,6 @@ def counting(text: str) -> int:
     return value
 
 
-def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
-    """What TrainConfig.changed takes, from NAME=VALUE with values in JSON; what is no JSON is a word."""
-    changes: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise PatchlightError(f"--set {setting}: should be NAME=VALUE, such as model.width=64")
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = value
-    return changes
-
-
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

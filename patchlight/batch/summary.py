@@ -1,7 +1,7 @@
 """What a run came to: the files that are written when all photos have their rows."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from patchlight.batch.inputs import Inputs
 from patchlight.batch.overlay import remove_overlays
 from patchlight.batch.report import write_report
 from patchlight.batch.results import Journal, ResultFolder, digest, read_json
+from patchlight.batch.rows import Row
 from patchlight.weights.load import Loaded
 
 
@@ -94,47 +95,29 @@ def finish(
     sha256 = digest(photos, journal)
     if (read_json(folder.finished) or {}).get("inputs_sha256") != sha256:
         remove_overlays(folder.path)  # they go by the number of a row, which from here on may be another photo's
-    decisions: Counter[str] = Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0))
-    reasons: Counter[str] = Counter()
-    groups: Counter[str] = Counter()
-    crops = 0
-    bursts: dict[str, bool] = {}  # whether they are empty
-    untimed = 0
     folder.write_rows(lambda: (journal.row(photo) for photo in photos), bursts=made_with["burst"])
-    for photo in photos:
-        row = journal.row(photo)
-        if row["status"] == "ok":
-            decisions[row["decision"]] += 1
-            if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
-                groups[row["group"]] += 1
-            if row.get("burst"):
-                identity = row["burst"]["id"]
-                untimed += row["burst"]["clock"] == "file"
-                bursts[identity] = bursts.get(identity, True) and row["decision"] == "none"
-        else:
-            reasons[row["reason"]] += 1
-        crops += len(row["crops"])
+    counts = _counted(journal.row(photo) for photo in photos)
     # What an earlier call wrote is kept up to date.
     earlier = (read_json(folder.summary) or {}).get("exports", ())
     written = list(dict.fromkeys([*formats, *(each for each in earlier if (folder.path / file_of(each)).exists())]))
     exports = tuple(export(folder.path, each, base=inputs.base, detector=loaded.provenance.source) for each in written)
     page = write_report(folder.path) if report else None
-    failed = sum(reasons.values())
+    failed = sum(counts.reasons.values())
     crops_of_others = folder.crops_of_others(photos, journal)
     rate = computed / seconds if computed and seconds > 0 else 0.0
-    counts = {"count": len(bursts), "empty": sum(bursts.values()), "empty_frames": decisions["none"]}
-    counts["untimed"] = untimed
+    bursts = counts.of_bursts() if made_with["burst"] else None
+    groups = None if loaded.groups is None else dict(sorted(counts.groups.items()))
     values = {
         "version": 1,
         "photos": len(photos),
         "status": {"ok": len(photos) - failed, "error": failed},
-        "decisions": dict(decisions),
-        "reasons": dict(sorted(reasons.items())),
-        "crops": crops,
+        "decisions": dict(counts.decisions),
+        "reasons": dict(sorted(counts.reasons.items())),
+        "crops": counts.crops,
         "crops_of_others": crops_of_others,
         "skipped": inputs.skipped,
-        **({"bursts": counts} if made_with["burst"] else {}),
-        **({} if loaded.groups is None else {"groups": dict(sorted(groups.items()))}),
+        **({} if bursts is None else {"bursts": bursts}),
+        **({} if groups is None else {"groups": groups}),
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
         "model": {
             "source": loaded.provenance.source,
@@ -159,15 +142,53 @@ def finish(
         photos=len(photos),
         computed=computed,
         failed=failed,
-        decisions=dict(decisions),
-        reasons=dict(reasons),
-        crops=crops,
+        decisions=dict(counts.decisions),
+        reasons=dict(counts.reasons),
+        crops=counts.crops,
         skipped=inputs.skipped,
         crops_of_others=crops_of_others,
-        bursts=counts if made_with["burst"] else None,
-        groups=None if loaded.groups is None else dict(sorted(groups.items())),
+        bursts=bursts,
+        groups=groups,
         seconds=seconds,
         rate=rate,
         report=page,
         exports=exports,
     )
+
+
+@dataclass
+class _Counts:
+    """What the rows say, counted."""
+
+    decisions: Counter[str]
+    reasons: Counter[str]
+    groups: Counter[str]
+    crops: int = 0
+    untimed: int = 0
+    """Frames whose time is their file's own."""
+    empty: dict[str, bool] = field(default_factory=dict)
+    """Whether each burst is."""
+
+    def of_bursts(self) -> dict[str, int]:
+        return {
+            "count": len(self.empty),
+            "empty": sum(self.empty.values()),
+            "empty_frames": self.decisions["none"],
+            "untimed": self.untimed,
+        }
+
+
+def _counted(rows: Iterable[Row]) -> _Counts:
+    counts = _Counts(Counter(dict.fromkeys(("subject", "several", "unsure", "none"), 0)), Counter(), Counter())
+    for row in rows:
+        counts.crops += len(row["crops"])
+        if row["status"] != "ok":
+            counts.reasons[row["reason"]] += 1
+            continue
+        counts.decisions[row["decision"]] += 1
+        if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
+            counts.groups[row["group"]] += 1
+        if burst := row.get("burst"):
+            counts.untimed += burst["clock"] == "file"
+            counts.empty[burst["id"]] = counts.empty.get(burst["id"], True) and row["decision"] == "none"
+    return counts

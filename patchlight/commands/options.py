@@ -1,11 +1,11 @@
 """Options that several commands have, and how their values are read."""
 
-import json
 import re
 from typing import Annotated, Any
 
 import typer
 
+from patchlight.config import parse_values
 from patchlight.errors import PatchlightError
 from patchlight.families import check_names_of_any
 
@@ -36,21 +36,6 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     """NAME=VALUE pairs of settings that a model has."""
     changes = parse_values(settings)
     check_names_of_any(changes)
-    return changes
-
-
-def parse_values(settings: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
-    changes: dict[str, Any] = {}
-    python = {"True": True, "False": False, "None": None}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise PatchlightError(f"--set {setting}: write NAME=VALUE, such as num_registers=4")
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = python.get(value, value)
     return changes
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from patchlight.commands.options import parse_values
+from patchlight.config import parse_values
 from patchlight.errors import PatchlightError
 
 SECONDS_BETWEEN_LINES = 30.0

@@ -589,7 +589,8 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
             continue
         epochs, shares = _course(metrics, key if both else "accuracy")
         marker = "o" if len(shares) <= 30 else None
-        right.plot(epochs, shares, color=colour, linewidth=1.4, marker=marker, markersize=3, label=label)
+        right.plot(epochs, shares, color=colour, linewidth=1.4, marker=marker, markersize=3, label=label,
+                   clip_on=False)  # fmt: skip
     if len(shares) and np.isfinite(shares).any():
         best, title = int(np.nanargmax(shares)), f"{100 * shares[-1]:.2f}% at the end"
         if shares[best] != shares[-1]:
@@ -597,7 +598,7 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
         right.set_title(title, fontsize=TEXT, color=INK, pad=4)
     _label(right, "epoch", "accuracy" if both else "validation accuracy")
     low, high = right.get_ylim()
-    right.set_ylim(max(low, -0.02), min(high, 1.02))  # nothing is named right more often than always
+    right.set_ylim(max(low, 0.0), min(high, 1.0))  # nothing is named right more often than always
     _in_percent(right.yaxis)
     if both:
         right.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.config import SIZES, ViTConfig, variant
+from patchlight.config import SIZES, ViTConfig, parse_values, variant
 from patchlight.errors import PatchlightError
 
 
@@ -142,3 +142,15 @@ def test_prefix_tokens_and_their_position_rows() -> None:
     assert variant("Ti/16", num_registers=4, prefix_positions="class").num_prefix_positions == 1
     assert variant("Ti/16", num_registers=4, prefix_positions="none").num_prefix_positions == 0
     assert variant("Ti/16", distill_token=True).num_prefix == 2
+
+
+def test_settings_on_the_command_line() -> None:
+    assert parse_values(["model.width=64", "optim.name=adamw", "ema=null", "augment.flip=false", "compile=True"]) == {
+        "model.width": 64,
+        "optim.name": "adamw",
+        "ema": None,
+        "augment.flip": False,
+        "compile": True,
+    }
+    with pytest.raises(PatchlightError, match="write NAME=VALUE"):
+        parse_values(["model.width"])

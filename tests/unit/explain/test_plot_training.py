@@ -145,3 +145,8 @@ def test_an_empty_run_and_the_width_of_a_readme() -> None:
     width, height = size_of(plot.draw_curves(rows)[0])
     assert 1000 < width < 1300
     assert height < width / 2
+
+
+def test_no_curve_has_more_than_all_right() -> None:
+    _, right = plot.draw_curves([{"step": s, "epoch": s, "loss": 1.0, "accuracy": 1.0} for s in range(3)])
+    assert 0 <= right.get_ylim()[0] < right.get_ylim()[1] == 1

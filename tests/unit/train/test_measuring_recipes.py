@@ -195,18 +195,6 @@ def test_what_was_measured_is_what_the_page_says(recipe: Any, name: str) -> None
         assert number in page or f"{float(number):.1f}" in page
 
 
-def test_settings_on_the_command_line(recipe: Any) -> None:
-    parse = recipe("measuring").parse_changes
-    assert parse(["model.width=64", "optim.name=adamw", "ema=null", "augment.flip=false"]) == {
-        "model.width": 64,
-        "optim.name": "adamw",
-        "ema": None,
-        "augment.flip": False,
-    }
-    with pytest.raises(PatchlightError, match="should be NAME=VALUE"):
-        parse(["model.width"])
-
-
 # Ablations
 
 
