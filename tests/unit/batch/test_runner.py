@@ -289,6 +289,27 @@ def test_a_second_run_does_nothing(photos: Path, tmp_path: Path, model: Path, lo
     assert again.exit_code == 3
 
 
+def test_the_model_is_packed_once_and_only_for_photos_that_have_no_row(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    real = finder.localize_batch
+
+    def keeping(loaded: Any, *rest: Any, **named: Any) -> Any:
+        shown.append(loaded.model)
+        return real(loaded, *rest, **named)
+
+    packed = finder.packed
+    calls: list[Any] = []
+    monkeypatch.setattr(finder, "localize_batch", keeping)
+    monkeypatch.setattr(finder, "packed", lambda vit: calls.append(packed(vit)) or calls[-1])
+    for _ in range(2):
+        crop(photos, tmp_path / "out", model)
+        assert len(calls) == 1
+    assert len(shown) == 6
+    assert all(each is calls[0] for each in shown)
+
+
 def test_what_is_missing_at_the_end_is_written(photos: Path, tmp_path: Path, model: Path, looked_at: list[int]) -> None:
     crop(photos, tmp_path / "out", model)
     whole = everything_in(tmp_path / "out")
