@@ -66,10 +66,10 @@ def reading_rate(photos: list[Path], loaded: Loaded, workers: int) -> float:
     """Photos a second that the processes read, with nothing else to do."""
     with Pool(workers) as pool:
         config = loaded.preprocess.config
-        for future in [pool.submit(read_photo, str(path), config, None, str(path)) for path in photos[: 2 * workers]]:
+        for future in [pool.submit(read_photo, str(path), config, None) for path in photos[: 2 * workers]]:
             future.result()  # they have started
         begun = time.perf_counter()
-        futures = [pool.submit(read_photo, str(path), config, None, str(path)) for path in photos]
+        futures = [pool.submit(read_photo, str(path), config, None) for path in photos]
         assert all(isinstance(future.result(), Seen) for future in futures)
         return len(photos) / (time.perf_counter() - begun)
 

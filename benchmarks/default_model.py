@@ -277,18 +277,18 @@ def triage(loaded: pl.Loaded, asked: Sequence[Asked], batch: int) -> str:
     for source, title in (("held out", "held-out photos"), ("Tiny-ImageNet", "Tiny-ImageNet's")):
         pairs = [(each, name) for each, name in zip(asked, said, strict=True) if each.kind.startswith(source)]
         if pairs:
-            lines += _how_often_right(title, pairs)
+            lines += _how_often_right(title, pairs, dict(zip(loaded.groups.labels, loaded.groups.words, strict=True)))
     return "\n".join(lines)
 
 
-def _how_often_right(title: str, pairs: Sequence[tuple[Asked, Named]]) -> list[str]:
+def _how_often_right(title: str, pairs: Sequence[tuple[Asked, Named]], words: dict[str, str]) -> list[str]:
+    """`words`: each class of the model as it says it."""
     known = [(each.path.startswith("animal"), name.group) for each, name in pairs if each.path != UNKNOWN]
     sure = [(animal, group == "animal") for animal, group in known if group != UNKNOWN]
     animals, others = ([said for animal, said in sure if animal is kind] for kind in (True, False))
-    classes = [name.label == each.label for each, name in pairs if name.label is not None and "/" in name.label]
-    parts = [
-        name.label in each.path.split("/") for each, name in pairs if name.label is not None and "/" not in name.label
-    ]
+    named = [(each, name.label) for each, name in pairs if name.label is not None]
+    classes = [label == words.get(each.label) for each, label in named if label in words.values()]
+    parts = [label in each.path.split("/") for each, label in named if label not in words.values()]
     return [
         f"{title}: animal or not, {len(sure) / len(known):.1%} of {len(known):,} answered, "
         f"{sum(a == b for a, b in sure) / len(sure):.1%} of those right; "
@@ -330,7 +330,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
 
-    loaded = pl.load(arguments.model, device=arguments.device)
+    try:
+        loaded = pl.load(arguments.model, device=arguments.device)
+        for method in arguments.methods or ():
+            resolve_method(loaded, method)
+    except pl.PatchlightError as error:
+        parser.error(str(error))
     if arguments.triage:
         if loaded.groups is None:
             parser.error(f"{arguments.model}: its classes have no groups")

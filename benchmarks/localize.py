@@ -2,12 +2,14 @@
 
     python benchmarks/localize.py MODEL                          # every method, beside boxes that look at nothing
     python benchmarks/localize.py MODEL --methods subject --second-look
-    python benchmarks/localize.py MODEL --methods subject --tiles 2 2
+    python benchmarks/localize.py MODEL --methods subject --small --tiles 4 4
     python benchmarks/localize.py MODEL --data VOC2007           # JPEGImages/ and Annotations/*.xml
     python benchmarks/localize.py MODEL --calibrate --write      # fits the confidence, stores it in MODEL/config.json
 
 Boxes are measured as in benchmarks/default_model.py: CorLoc at 0.5 and 0.7 and the mean overlap, centred and
-off-centre. For VOC-style photos, which have several boxes, the nearest one counts, and there is no off-centre.
+off-centre. For VOC-style photos, which have several boxes, the nearest one counts, and there is no off-centre. With
+--small the subjects are cut out, a tenth to a sixth as long as the photo is wide, and stand somewhere in what lies
+beside the subject of another photo: a hard test, since what lies there may have subjects of its own.
 
 Decisions: photos are split into two halves, both versions of a photo in the same one. The confidence is fitted on the
 first, with photos that have no subject (textures, gradients, noise, blur, and what is left of the photos beside their
@@ -16,6 +18,7 @@ boxes overlap by half or more, and how many photos without a subject were answer
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -128,6 +131,33 @@ def beside_the_subject(photo: Image.Image, box: pl.Box) -> Image.Image | None:
     # No longer than two squares: a strip squashed to the model's frame looks like nothing that a camera takes.
     cut_x, cut_y = max(0, across - 2 * down) // 2, max(0, down - 2 * across) // 2
     return photo.crop((x0 + cut_x, y0 + cut_y, x1 - cut_x, y1 - cut_y))
+
+
+def small_examples(folder: Path, a_source: int | None) -> Iterator[Example]:
+    """Subjects that are small in scenes of other photos, and those scenes without."""
+    items = [shown(folder, row, CORNERS[0])[0] for row in rows_of(folder, a_source)]
+    scenes = [scene for item in items if (scene := beside_the_subject(item.photo, item.box)) is not None]
+    random = np.random.default_rng(0)
+    for index, item in enumerate(items):
+        scene = scenes[(index + len(scenes) // 2) % len(scenes)].resize((960, 720), Image.Resampling.BICUBIC)
+        yield Example(scene, (), "empty scene", EMPTY, 1)
+        around = item.box.expanded(0.08).clip((item.photo.height, item.photo.width))
+        scale = random.uniform(0.1, 0.17) * scene.width / max(item.box.width, item.box.height)
+        size = max(4, round(scale * around.width)), max(4, round(scale * around.height))
+        cut = item.photo.resize(size, Image.Resampling.LANCZOS, box=dataclasses.astuple(around))
+        y, x = np.mgrid[-1 : 1 : size[1] * 1j, -1 : 1 : size[0] * 1j]
+        # Rounded and soft at its border, so that this does not stand out as a frame would.
+        mask = Image.fromarray(((x**4 + y**4 < 1) * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(3))
+        left, top = (int(random.integers(0, room)) for room in (scene.width - size[0], scene.height - size[1]))
+        photo = scene.copy()
+        photo.paste(cut, (left, top), mask)
+        box = pl.Box(
+            left + scale * (item.box.left - around.left),
+            top + scale * (item.box.top - around.top),
+            left + scale * (item.box.right - around.left),
+            top + scale * (item.box.bottom - around.top),
+        )
+        yield Example(photo, (box,), item.kind, "centred", 1)
 
 
 def tiled(scene: Image.Image, side: int = 48, size: int = 240) -> Image.Image:
@@ -348,23 +378,32 @@ def main() -> None:
     parser.add_argument("--photos", type=int, help="of each source at most, taken evenly")
     parser.add_argument("--second-look", action="store_true", help="look once more at each box that was found")
     parser.add_argument("--tiles", type=int, nargs=2, metavar=("DOWN", "ACROSS"), help="look at overlapping tiles")
+    parser.add_argument("--small", action="store_true", help="subjects that are small in scenes of other photos")
     parser.add_argument("--calibrate", action="store_true", help="fit the confidence on the first half")
     parser.add_argument("--write", action="store_true", help="and store it in the model's config.json")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
+    if arguments.small and arguments.calibrate:
+        parser.error("--calibrate fits on photos as they are; leave out --small")
     if arguments.write and not arguments.calibrate:
         parser.error("--write stores what --calibrate fits; give both")
 
-    loaded = pl.load(arguments.model, device=arguments.device)
+    try:
+        loaded = pl.load(arguments.model, device=arguments.device)
+        for method in arguments.methods or ["subject"] * arguments.calibrate:
+            resolve_method(loaded, method)
+    except pl.PatchlightError as error:
+        parser.error(str(error))
     possible = ["lost", "tokencut", "features"]
     if isinstance(loaded.config, pl.ViTConfig):
         possible = ["cls"] * loaded.config.class_token + ["rollout", *possible]
     methods = arguments.methods or ["subject"] * (loaded.subject is not None) + possible
     if arguments.calibrate:
         methods = ["subject"]
-        resolve_method(loaded, "subject")
-    if (arguments.data / "Annotations").is_dir():
+    if arguments.small:
+        examples = small_examples(arguments.data, arguments.photos)
+    elif (arguments.data / "Annotations").is_dir():
         examples = voc_examples(arguments.data, arguments.photos)
     else:
         examples = own_examples(arguments.data, arguments.photos, empty=True)

@@ -3,6 +3,7 @@ that one process writes to at a time. And tables, as people have them."""
 
 import contextlib
 import csv
+import errno
 import fcntl
 import io
 import os
@@ -14,18 +15,47 @@ from patchlight.errors import PatchlightError
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary file to write to, which then takes the place of `path`: a reader, or a crash, finds the old or the
-    new content. Where writing fails, the old stays and the temporary file goes."""
+    new content. Where writing fails, the old stays and the temporary file goes.
+
+    What is not `durable` is safe from the end of the process alone: for files that are easily made again, it spares the
+    wait for the disk.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
+
+
+class Unwritable(PatchlightError):  # noqa: N818
+    """A file that cannot be written. What comes next could not be, either."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Where the system refuses to write this file, raises `Unwritable`, which says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        name = printable(str(path))
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise Unwritable(f"{name}: the disk is full; make room, and run the same command again to go on") from None
+        raise Unwritable(
+            f"{name}: cannot be written ({error.strerror or error}); mend that, and run it again to go on"
+        ) from None
+
+
+def printable(path: str) -> str:
+    """The path in one line, whatever bytes are in it."""
+    return path if path.isprintable() else ascii(path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,9 @@ filled up to the same size.
 """
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -98,12 +100,14 @@ class Finder:
                 f"{self.loaded.provenance.source}: closer looks do not fit into the device's memory; leave out "
                 "--second-look and --tiles, or use --device cpu"
             ) from None
+        except RuntimeError as error:
+            give_up(self.device, error)
 
     def _take_fewer(self, error: RuntimeError, at_once: int) -> None:
         """After running out of memory: half as many photos at once, for the rest of the run."""
         text = str(error).lower()
         if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in text and "alloc" not in text:
-            raise error
+            give_up(self.device, error)
         if at_once == 1:
             raise PatchlightError(
                 f"the model has not enough memory for a single photo on {self.device}; use a smaller model, or another "
@@ -118,3 +122,17 @@ class Finder:
 def images_at_once(device: torch.device, batch_size: int) -> int:
     """One on a CPU, see above."""
     return 1 if device.type == "cpu" else batch_size
+
+
+def give_up(device: torch.device, error: RuntimeError) -> NoReturn:
+    """What a GPU does wrong is said in a line; on a CPU it is we who do."""
+    if device.type == "cpu":
+        raise error
+    raise PatchlightError(
+        f"{device} failed ({first_line(error)}); run the same command again to go on, or with --device cpu"
+    ) from None
+
+
+def first_line(error: Exception) -> str:
+    """What matters of the many that torch says."""
+    return textwrap.shorten(str(error).partition("\n")[0].rstrip("."), 120, placeholder=" ...")

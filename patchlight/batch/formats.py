@@ -1,4 +1,4 @@
-"""The results in the formats of other programs, written row by row from results.jsonl.
+"""The results in the formats of other programs, written row by row.
 
 json           results.json: a single list of the rows
 csv            results.csv, which every run writes
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from patchlight import __version__
-from patchlight.batch.rows import Row, read_rows
-from patchlight.batch.work import unwritable
+from patchlight.batch.rows import Row
+from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing
+from patchlight.files import replacing, writing
 from patchlight.weights.groups import UNKNOWN
 
 Format = Literal["json", "csv", "megadetector", "coco"]
@@ -32,40 +32,49 @@ def file_of(name: str) -> str:
     return {"json": "results.json", "csv": "results.csv"}.get(name, f"{name}.json")
 
 
-def export(folder: Path, name: str, *, base: str, detector: str = "patchlight") -> Path:
+def export(
+    folder: Path,
+    name: str,
+    rows: Callable[[], Iterator[Row]],
+    *,
+    base: str,
+    detector: str = "patchlight",
+    calibration: Calibration | None = None,
+) -> Path:
     """Write the results of a folder in this format; where they are.
 
-    `base` is the folder that the files' names of megadetector and coco are relative to, `detector` the model's name.
+    `base` is the folder that the files' names of megadetector and coco are relative to, `detector` the model's name,
+    and `calibration` what its confidences mean.
     """
     check_format(name)
     path = folder / file_of(name)
     if name == "csv":
         return path
-
-    def rows() -> Iterator[Row]:
-        return read_rows(folder / "results.jsonl")
-
-    try:
-        with replacing(path) as temporary, temporary.open("w", encoding="ascii") as file:
-            match name:
-                case "json":
-                    _write_list(file, rows())
-                case "megadetector":
-                    _write_megadetector(file, rows, base, detector)
-                case _:
-                    _write_coco(file, rows, base)
-            file.write("\n")
-    except OSError as error:
-        raise PatchlightError(unwritable(path, error).message) from None
+    with writing(path), replacing(path) as temporary, temporary.open("w", encoding="ascii") as file:
+        match name:
+            case "json":
+                _write_list(file, rows())
+            case "megadetector":
+                _write_megadetector(file, rows(), base, detector, calibration)
+            case _:
+                _write_coco(file, rows, base)
+        file.write("\n")
     return path
 
 
-def _write_megadetector(file: IO[str], rows: Callable[[], Iterator[Row]], base: str, detector: str) -> None:
-    info = {"format_version": "1.4", "detector": f"patchlight {__version__}: {detector}"}
+def _write_megadetector(
+    file: IO[str], rows: Iterator[Row], base: str, detector: str, calibration: Calibration | None
+) -> None:
+    info: dict[str, Any] = {"format_version": "1.4", "detector": f"patchlight {__version__}: {detector}"}
+    if calibration is not None:
+        info["detector_metadata"] = {
+            "typical_detection_threshold": calibration.sure,
+            "conservative_detection_threshold": calibration.nothing,
+        }
     # MegaDetector's own categories come first; other groups follow as they appear.
     groups, labels = _Numbers(1, ("animal", "person", "vehicle")), _Numbers(0)
     file.write(f'{{"info": {json.dumps(info)},\n"images": ')
-    _write_list(file, (_megadetector_image(row, base, groups, labels) for row in rows()))
+    _write_list(file, (_megadetector_image(row, base, groups, labels) for row in rows))
     file.write(f',\n"detection_categories": {json.dumps(groups.names())}')
     if labels.names():
         file.write(f',\n"classification_categories": {json.dumps(labels.names())}')
@@ -102,19 +111,13 @@ def _megadetector_image(row: Row, base: str, groups: _Numbers, labels: _Numbers)
         detections.append(
             {
                 "category": category,
-                "conf": _confidence(row, box),
+                "conf": box["confidence"],
                 "bbox": [_share(x0, width), _share(y0, height), _share(x1 - x0, width), _share(y1 - y0, height)],
             }
         )
     if detections and row["label"] is not None:  # what the photo shows, so of its best box
         detections[0]["classifications"] = [[labels.of(row["label"]), row["label_confidence"]]]
     return image | {"width": width, "height": height, "detections": detections}
-
-
-def _confidence(row: Row, box: dict[str, Any]) -> float:
-    """The photo's, which is calibrated, for its best box; less for the others, as their scores are."""
-    best = row["boxes"][0]["score"]
-    return round(row["confidence"] * (min(1.0, box["score"] / best) if best > 0 else 1.0), 4)
 
 
 def _share(pixels: float, side: int) -> float:
@@ -151,7 +154,7 @@ def _coco_annotations(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
                 "bbox": [x0, y0, width, height],
                 "area": round(width * height, 2),
                 "iscrowd": 0,
-                "score": _confidence(row, box),
+                "score": box["confidence"],
             }
 
 

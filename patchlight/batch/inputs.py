@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from patchlight.errors import PatchlightError
+from patchlight.files import printable
 from patchlight.images.crop import SUFFIXES
 
 PHOTO_SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes} | {
@@ -71,6 +72,8 @@ class Inputs:
     """The absolute path of the folder that all of them are in."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Files in folders that do not end like a photo: how many with which ending, the most frequent first."""
+    named: tuple[str, ...] = ()
+    """The absolute paths of the files that were given each by its name."""
 
 
 def find_photos(
@@ -88,6 +91,7 @@ def find_photos(
     photos: dict[str, Input] = {}
     others: set[str] = set()
     roots: list[str] = []
+    files: dict[str, None] = {}
     for path in given:
         if not path or "\0" in path:
             raise PatchlightError(f"{path!r} is no path; name files or folders")
@@ -96,7 +100,8 @@ def find_photos(
             if _is_below(named, written):
                 if named == path:
                     raise PatchlightError(
-                        f"{_line(named)}: lies where the crops of this run are written; name another folder with --out"
+                        f"{printable(named)}: lies where the crops of this run are written; name another folder with "
+                        "--out"
                     )
             elif os.path.isdir(named):
                 roots.append(absolute)
@@ -104,25 +109,40 @@ def find_photos(
                     photos.setdefault(each.file, each)
             else:
                 roots.append(os.path.dirname(absolute))
-                photos.setdefault(absolute, Input(named, absolute, found=os.path.lexists(named)))
+                if named == path:
+                    files[absolute] = None
+                photos.setdefault(absolute, Input(named, absolute, found=_is_there(named)))
     gone = [photo for photo in photos.values() if not photo.found]
     before = set(known()) if gone else set()
     for photo in gone:
         if photo.file not in before:
             raise PatchlightError(
-                f"{_line(photo.path)}: there is no such file or folder; mend the path or leave it out"
+                f"{printable(photo.path)}: there is no such file or folder; mend the path or leave it out"
             )
     if not photos:
         kinds = ", ".join(sorted(PHOTO_SUFFIXES))
-        raise PatchlightError(f"{_line(given[0])}: holds no photos (files that end in {kinds}); name another folder")
+        raise PatchlightError(
+            f"{printable(given[0])}: holds no photos (files that end in {kinds}); name another folder"
+        )
     endings = Counter(os.path.splitext(file)[1].lower() for file in others - photos.keys())
     skipped = dict(sorted(endings.items(), key=lambda each: (-each[1], each[0])))
-    return Inputs(tuple(photos.values()), os.path.commonpath(roots), skipped)
+    return Inputs(tuple(photos.values()), os.path.commonpath(roots), skipped, tuple(files))
 
 
 def _absolute(path: str) -> str:
     """Whole, with `..` as the system takes it: of a link to a folder, the one above where the link leads."""
     return os.path.realpath(path) if os.pardir in path.split(os.sep) else os.path.abspath(path)
+
+
+def _is_there(path: str) -> bool:
+    """Also a link to nothing, and what lies in a folder that may not be entered: its row says what is wrong with it."""
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _is_below(path: str, folders: set[str]) -> bool:
@@ -136,7 +156,7 @@ def _expanded(path: str) -> list[str]:
         return [path]
     matches = sorted(glob.glob(path, recursive=True), key=os.fsencode)
     if not matches:
-        raise PatchlightError(f"{_line(path)}: nothing matches this pattern; check it, or name a folder")
+        raise PatchlightError(f"{printable(path)}: nothing matches this pattern; check it, or name a folder")
     return matches
 
 
@@ -196,7 +216,7 @@ def with_places(inputs: Inputs, kept: Mapping[str, str]) -> tuple[Input, ...]:
     for photo in inputs.photos:
         place = kept.get(photo.file)
         if place is None:
-            place = _place(photo.file, inputs.base)
+            place = _place_of(photo.file, inputs.base)
             if place.casefold() in taken:
                 place = _marked(place, photo.file)
             taken.add(place.casefold())
@@ -204,7 +224,8 @@ def with_places(inputs: Inputs, kept: Mapping[str, str]) -> tuple[Input, ...]:
     return tuple(placed)
 
 
-def _place(file: str, base: str) -> str:
+def _place_of(file: str, base: str) -> str:
+    """Where the crops of a file go, unless another's do: its path below the folder that all inputs share."""
     folder, name = os.path.split(os.path.relpath(file, base))
     if len(os.fsencode(name)) > _MOST_BYTES:
         name = _marked(name, file)
@@ -236,7 +257,3 @@ def crop_name(place: str, number: int, file_format: str) -> str:
     if not same or os.path.splitext(root)[1].lower() in PHOTO_SUFFIXES | {_UNNAMED}:
         root = place if suffix.lower() in PHOTO_SUFFIXES else place + _UNNAMED
     return f"{root}.crop{number}{suffix if same else SUFFIXES[file_format][0]}"
-
-
-def _line(path: str) -> str:
-    return path if path.isprintable() else ascii(path)

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -24,12 +24,12 @@ from patchlight.batch.finder import Finder
 from patchlight.batch.inputs import Input
 from patchlight.batch.looks import FrameSequence, LookBook, judged, sequences_of
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
-from patchlight.batch.report import thumbnail_path
-from patchlight.batch.results import TRANSIENT, Journal, ResultFolder
+from patchlight.batch.report import thumbnail_name
+from patchlight.batch.results import TRANSIENT, UNREACHABLE, Entry, Journal, ResultFolder
 from patchlight.batch.rows import Row, error_row, row_of
 from patchlight.batch.settings import CropSettings
-from patchlight.batch.work import Failed, Seen, Stamp, Unwritable, cut_photo, read_photo, stamp_of, unwritable
-from patchlight.errors import PatchlightError
+from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, read_photo, stamp_of
+from patchlight.files import Unwritable, writing
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut
 from patchlight.localizing.find import Localization, calibration_for
@@ -39,13 +39,22 @@ from patchlight.signals import Asked
 _SYNC_SECONDS = 2.0
 """Between two waits for the disk; a loss of power costs the rows since the last."""
 
+_WATCH_SECONDS = 0.5
+"""Between two words about steps that may be as short as a row; a stage that takes less goes without saying."""
+
+Stage = Literal["follow", "look", "crop", "write", "draw"]
+"""Photos that are new may be such as were moved. Camera traps are looked at first; all else is done at once. Then the
+results are written, and pictures drawn."""
+
+Step = TypeVar("Step")
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a run is."""
 
     done: int
-    """Photos with a row, or, at the stage "look", photos that were looked at; those of earlier runs included."""
+    """Photos that are through this stage; those of earlier runs included."""
     total: int
     failed: int
     """Of those that this run has done."""
@@ -53,16 +62,35 @@ class Progress:
     """Photos a second, in this run."""
     seconds_left: float | None
     """Of this stage; None before there is a rate."""
-    stage: Literal["look", "crop"] = "crop"
-    """Camera traps are looked at first; all else is done at once."""
+    stage: Stage = "crop"
 
 
 class Stopped(Exception):  # noqa: N818
     """The run was asked to stop, and goes on when it is started again; `.signal` says by what."""
 
-    def __init__(self, folder: Path, done: int, total: int, signal_number: int) -> None:
-        super().__init__(f"{folder}: stopped after {done} of {total} photos; run the same command again to go on")
+    def __init__(self, folder: Path, when: str, signal_number: int) -> None:
+        super().__init__(f"{folder}: stopped {when}; run the same command again to go on")
         self.signal = signal_number
+
+
+class Steps:
+    """What is done before and after the photos get their rows: it stops between any two, and says how far it is."""
+
+    def __init__(self, folder: Path, asked: Asked, watch: Callable[[Progress], None]) -> None:
+        self._folder, self._asked, self._watch = folder, asked, watch
+
+    def through(self, steps: Iterable[Step], count: int, stage: Stage) -> Iterator[Step]:
+        """The same steps, so many."""
+        begun = said = time.monotonic()
+        for done, step in enumerate(steps):
+            if self._asked.signal:
+                when = "before photos were looked at" if stage == "follow" else "while the results were written"
+                raise Stopped(self._folder, when, self._asked.signal)
+            now = time.monotonic()
+            if now - said >= _WATCH_SECONDS and done:
+                said, rate = now, done / (now - begun)
+                self._watch(Progress(done, count, 0, rate, (count - done) / rate, stage))
+            yield step
 
 
 @dataclass(slots=True, eq=False)
@@ -71,21 +99,23 @@ class _Photo:
 
     number: int
     input: Input
-    reading: "Future[Seen | Failed | Unwritable] | None" = None
+    reading: "Future[Seen | Failed] | None" = None
     seen: Seen | None = None
     looking: "Future[list[Localization | Failed]] | None" = None
     index: int = 0  # among those that are looked at together
     kept: tuple[Seen, Localization] | None = None  # of camera traps, until the whole sequence was looked at
-    cutting: "Future[list[str] | Failed | Unwritable] | None" = None
+    cutting: "Future[Crops | Failed] | None" = None
     stamp: Stamp | None = None
+    content: str | None = None
     row: Row | None = None
+    encoded: int = 0  # of its crops, where they should not have been
     burst: dict[str, Any] | None = None  # what the row says of it
     group: str | None = None
     done: bool = False
 
     def fail(self, failed: Failed) -> None:
-        self.seen = None
-        self.stamp = failed.stamp
+        self.seen = self.burst = None
+        self.stamp, self.content = failed.stamp, failed.content or self.content
         reason = "gone" if failed.reason == "missing" and self.input.found else failed.reason
         self.row = error_row(self.input.path, reason, failed.detail)
         self.done = True
@@ -112,7 +142,7 @@ class PhotoLine:
         self.watch, self.thumbs = watch, thumbs
         self.longest_line = 2 * pool.workers + 3 * finder.at_once * finder.threads + 2
         self.line: deque[_Photo] = deque()
-        self.stage: Literal["look", "crop"] = "crop"
+        self.stage: Stage = "crop"
         self.failures: set[int] = set()
         """Numbers of the photos that could not be looked at."""
         self.written = 0
@@ -121,6 +151,7 @@ class PhotoLine:
 
     def work(self, asked: Asked) -> int:
         """Give each photo its row that has none; how many these were."""
+        self._restore()
         photos = list(enumerate(self.photos))
         if self.book is None:
             todo = [each for each in photos if not self._is_done(each[1])]
@@ -139,6 +170,16 @@ class PhotoLine:
         self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "crop", asked)
         return self.written
 
+    def _restore(self) -> None:
+        """Photos that could not be reached, and are back as they were, get back the rows that they had."""
+        for photo in self.photos:
+            entry = self.journal.entries.get(photo.file)
+            if entry is None or entry.before is None or photo.trouble is not None:
+                continue
+            stamp = stamp_of(photo.file)
+            if stamp is not None and entry.before.stamp == stamp and self.folder.has_crops(entry.before):
+                self.journal.restore(photo.file)
+
     def _is_done(self, photo: Input, group: str | None = None) -> bool:
         """Whether there is a row for the photo as it is now, made together with this group of frames."""
         entry = self.journal.entries.get(photo.file)
@@ -151,7 +192,7 @@ class PhotoLine:
         entry = self.book.entries.get(photo.file)
         return entry is not None and photo.trouble is None and entry.stamp == stamp_of(photo.file)
 
-    def _pass(self, photos: Iterator[_Photo], count: int, stage: Literal["look", "crop"], asked: Asked) -> None:
+    def _pass(self, photos: Iterator[_Photo], count: int, stage: Stage, asked: Asked) -> None:
         """Take these photos through the line."""
         if not count:
             return
@@ -159,10 +200,8 @@ class PhotoLine:
         begun = synced = time.monotonic()
         self.stage = stage
         if self.thumbs:
-            try:
+            with writing(self.folder.thumbs):
                 self.folder.thumbs.mkdir(exist_ok=True)
-            except OSError as error:
-                raise PatchlightError(unwritable(self.folder.thumbs, error).message) from None
         entered = left = failed = 0
         one_thread = partial(torch.set_num_threads, 1) if self.finder.device.type == "cpu" else None
         before = torch.get_num_threads()
@@ -172,7 +211,7 @@ class PhotoLine:
                     if asked.signal:
                         self._sync()
                         done = len(self.photos) - count + left
-                        raise Stopped(self.folder.path, done, len(self.photos), asked.signal)
+                        raise Stopped(self.folder.path, f"after {done} of {len(self.photos)} photos", asked.signal)
                     while entered < count and len(self.line) < self.longest_line:
                         self.line.append(next(photos))
                         entered += 1
@@ -207,16 +246,13 @@ class PhotoLine:
     # Photos enter the line
 
     def _read(self, number: int, photo: Input) -> _Photo:
-        entry = self.journal.entries.get(photo.file)
-        if entry is not None:
-            self.folder.remove_crops(entry.crops)  # they show what the file was
         new = _Photo(number, photo)
         if photo.trouble is not None:
             new.fail(Failed("unreadable", photo.trouble))
         else:
-            thumb = thumbnail_path(self.folder.path, number) if self.thumbs else None
+            thumb = self.folder.thumbs / thumbnail_name(photo.place) if self.thumbs else None
             config = self.finder.loaded.preprocess.config
-            new.reading = self.pool.submit(read_photo, photo.file, config, thumb, photo.path, self.book is not None)
+            new.reading = self.pool.submit(read_photo, photo.file, config, thumb, self.book is not None)
         return new
 
     def _judged(self, sequences: Iterable[tuple[FrameSequence, set[int]]]) -> Iterator[_Photo]:
@@ -252,7 +288,8 @@ class PhotoLine:
             if number not in missing:
                 continue
             photo = _Photo(number, self.photos[number], group=sequence.digest)
-            photo.stamp = self.book.entries[photo.input.file].stamp
+            entry = self.book.entries[photo.input.file]
+            photo.stamp, photo.content = entry.stamp, entry.content
             photo.burst = asdict(place) | {"background": len(sequence.members), "unchanged": unchanged}
             if self.settings.second_look and found.subjects:
                 photo.looking = self.looks.submit(self.finder.look_again_at, photo.input.file, found)
@@ -265,12 +302,12 @@ class PhotoLine:
     def _move(self, photo: _Photo) -> bool:
         """Take a photo as far as it goes without waiting; whether that was any further."""
         if photo.reading is not None and photo.reading.done():
-            read = _result(photo.reading)
+            read = result_of(photo.reading)
             photo.reading = None
             if isinstance(read, Failed):
                 photo.fail(read)
             else:
-                photo.seen, photo.stamp = read, read.stamp
+                photo.seen, photo.stamp, photo.content = read, read.stamp, read.content
             return True
         if photo.looking is not None and photo.looking.done():
             found, seen = photo.looking.result()[photo.index], photo.seen
@@ -286,13 +323,14 @@ class PhotoLine:
                 self._cut(photo, found)
             return True
         if photo.cutting is not None and photo.cutting.done():
-            names = _result(photo.cutting)
+            cut = result_of(photo.cutting)
             photo.cutting = None
-            if isinstance(names, Failed):
-                photo.fail(names)
+            if isinstance(cut, Failed):
+                photo.fail(cut)
             else:
                 assert photo.row is not None
-                photo.row["crops"] = [f"crops/{name}" for name in names]
+                photo.row["crops"] = [f"crops/{name}" for name in cut.names]
+                photo.encoded = cut.encoded if self.settings.lossless else 0
                 photo.done = True
             return True
         return False
@@ -304,8 +342,8 @@ class PhotoLine:
         wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
         if self.settings.boxes_only or found.decision not in wanted:
             boxes = []
-        if boxes and (crops := self._crops_of_before(photo)) is not None:
-            photo.row["crops"] = crops
+        if boxes and (entry := self._with_crops_of_before(photo)) is not None:
+            photo.row["crops"], photo.encoded = list(entry.crops), entry.encoded
         elif boxes:
             assert photo.stamp is not None
             photo.cutting = self.pool.submit(
@@ -314,14 +352,14 @@ class PhotoLine:
             return
         photo.done = True
 
-    def _crops_of_before(self, photo: _Photo) -> list[str] | None:
-        """The crops that a frame has from a run with others beside it, if they show the same."""
+    def _with_crops_of_before(self, photo: _Photo) -> Entry | None:
+        """What the journal holds of a frame from a run with others beside it, if its crops show the same."""
         entry = self.journal.entries.get(photo.input.file)
         if entry is None or photo.row is None or photo.group is None or entry.stamp != photo.stamp:
             return None
         before, now = ([box["xyxy"] for box in row["boxes"]] for row in (self.journal.row(photo.input), photo.row))
         alike = before == now and len(entry.crops) == len(now) and self.folder.has_crops(entry)
-        return list(entry.crops) if alike else None
+        return entry if alike else None
 
     def _leave(self) -> list[_Photo]:
         """Photos leave the line at its head alone, so that what is written has the order in which they entered."""
@@ -337,9 +375,18 @@ class PhotoLine:
             row = photo.row if self.book is None else photo.row | {"burst": photo.burst}
             if self.stage == "look":
                 self.failures.add(photo.number)
-            if (entry := self.journal.entries.get(photo.input.file)) is not None:
-                self.folder.remove_crops(set(entry.crops) - set(row["crops"]))
-            self.journal.append(photo.input, photo.stamp, row, photo.group)
+            entry = self.journal.entries.get(photo.input.file)
+            if entry is not None and row["reason"] not in UNREACHABLE:  # else they may be all that is left of it
+                self.folder.remove_crops(set(entry.own_crops) - set(row["crops"]))
+            self.journal.append(
+                photo.input,
+                photo.stamp,
+                row,
+                group=photo.group,
+                encoded=photo.encoded,
+                sizes=self.folder.sizes(row["crops"]),
+                content=photo.content,
+            )
             self.written += 1
         return gone
 
@@ -366,19 +413,16 @@ class PhotoLine:
                 photo.looking, photo.index = future, index
 
 
-def _result(future: "Future[Any]") -> Any:
+def result_of(future: "Future[Any]") -> Any:
     """What a worker says, where it said anything."""
     try:
-        result = future.result()
+        return future.result()
     except WorkerDied:
         return Failed("crashed", "the process that read it died: it is damaged in an unusual way, or memory was short")
-    except NoWorkers:
+    except (NoWorkers, Unwritable):
         raise
     except Exception as error:  # whatever a photo can do, it does it to itself alone
         return Failed("crashed", " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if isinstance(result, Unwritable):
-        raise PatchlightError(result.message)
-    return result
 
 
 def _futures(photo: _Photo) -> Iterator["Future[Any]"]:

@@ -27,7 +27,7 @@ from patchlight.batch.work import Seen, Stamp
 from patchlight.config import Calibration
 from patchlight.families import ModelConfig
 from patchlight.geometry import View
-from patchlight.localizing.find import Localization, from_heat
+from patchlight.localizing.find import Localization, from_heat, with_name
 from patchlight.localizing.heat import Method
 from patchlight.weights.groups import Named
 
@@ -48,6 +48,7 @@ class LookEntry:
 
     start: int
     stamp: Stamp | None
+    content: str | None
     frame: Frame
     """Its camera has the photo's size, too: a sequence's frames are all alike."""
 
@@ -65,7 +66,7 @@ class LookBook(Lines):
         camera = (*record["camera"], f"{width}x{height}")
         camera = self._cameras.setdefault(camera, camera)  # thousands of photos have the same
         frame = Frame(camera, record["time"], record["clock"])
-        self.entries[record["file"]] = LookEntry(start, as_stamp(record["stamp"]), frame)
+        self.entries[record["file"]] = LookEntry(start, as_stamp(record["stamp"]), record.get("content"), frame)
 
     def append(self, photo: Input, seen: Seen, found: Localization) -> None:
         assert seen.frame is not None
@@ -75,6 +76,7 @@ class LookBook(Lines):
             {
                 "file": photo.file,
                 "stamp": seen.stamp,
+                "content": seen.content,
                 "camera": seen.frame.camera,
                 "time": seen.frame.time,
                 "clock": seen.frame.clock,
@@ -203,6 +205,11 @@ def judged(
             found = replace(found, decision=settle(found.decision, unchanged))
         elif (other := moved(frame)).subjects:
             sure = max(found.confidence, calibration.nothing)
-            found = replace(found, subjects=other.subjects, mask_hw=other.mask_hw, decision="unsure", confidence=sure)
-        answers.append((replace(found, named=looks[frame].named), unchanged))
+            subjects = tuple(replace(each, confidence=sure) for each in other.subjects)
+            found = replace(found, subjects=subjects, mask_hw=other.mask_hw, decision="unsure", confidence=sure)
+        name = looks[frame].named
+        if name is not None:
+            # What shows nothing but the scene is empty, whatever the scene is called.
+            found = replace(found, named=name) if unchanged else with_name(found, name)
+        answers.append((found, unchanged))
     return answers

@@ -1,7 +1,8 @@
 """Pictures of what was found: each photo, its heat map over it, and the boxes."""
 
 import base64
-from collections.abc import Callable, Iterator
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from patchlight.batch.rows import read_rows
-from patchlight.errors import PatchlightError
-from patchlight.files import replacing
+from patchlight.batch.report import mark_of
+from patchlight.batch.rows import Row
+from patchlight.batch.work import Stamp, stamp_of
+from patchlight.files import replacing, writing
 from patchlight.images.decode import ImageError, decode
 
 LONGEST = 1024
@@ -21,7 +23,7 @@ LONGEST = 1024
 _COLOURS = np.array([(20, 11, 53), (106, 23, 110), (188, 55, 84), (243, 120, 25), (252, 255, 164)], np.float64)
 
 
-def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
+def draw_found(photo: Image.Image, row: Row) -> Image.Image:
     """A photo (RGB, upright, of any size) with what its row says: heat in colours, boxes in white, unless it is that
     there is nothing."""
     scale = min(1.0, LONGEST / max(photo.size))
@@ -43,42 +45,35 @@ def draw_found(photo: Image.Image, row: dict[str, Any]) -> Image.Image:
     return picture
 
 
-def write_overlays(folder: Path, watch: Callable[[int], None] = lambda done: None) -> Iterator[Path]:
-    """A picture for each row of folder/results.jsonl that is in order, in overlays/, by the row's number from 0.
+def overlay_name(place: str) -> str:
+    """Of the photo whose crops go to this place, in overlays/.
 
-    A photo that is gone by now has none, and those of earlier rows go.
+    Pictures end in .jpg and folders never do, so that no picture stands where a folder has to: a folder that is named
+    so gets an underscore, and one that has some gets one more, so that no two folders become one.
     """
-    remove_overlays(folder)
+    *folders, name = place.split(os.sep)
+    named = (each + "_" if re.search(r"\.jpg_*\Z", each, re.IGNORECASE) else each for each in folders)
+    return os.path.join(*named, f"{name}.jpg")
+
+
+def overlay_mark(stamp: Stamp | None, row: Row) -> bytes:
+    """Of all that the picture shows: the photo, and what its row says, whatever its path is."""
+    return mark_of(stamp, row | {"path": ""})
+
+
+def draw_overlay(file: str, stamp: Stamp | None, row: Row, target: Path) -> bool:
+    """Draw what was found over a photo; whether that could be: it may be gone by now, or be another."""
+    if stamp_of(file) != stamp:
+        return False
     try:
-        (folder / "overlays").mkdir(exist_ok=True)
-    except OSError as error:
-        raise PatchlightError(f"{folder / 'overlays'}: cannot be written ({error.strerror})") from None
-    for number, row in enumerate(read_rows(folder / "results.jsonl")):
-        if row["status"] == "ok":
-            target = folder / "overlays" / f"{number}.jpg"
-            try:
-                photo = decode(row["path"], fast_size=(LONGEST, LONGEST)).image
-            except ImageError:
-                continue
-            try:
-                with replacing(target) as temporary:
-                    draw_found(photo, row).save(temporary, "JPEG", quality=88)
-            except OSError as error:
-                raise PatchlightError(f"{target}: cannot be written ({error.strerror}); make room") from None
-            yield target
-        watch(number + 1)
-
-
-def remove_overlays(folder: Path) -> None:
-    """Those that `write_overlays` has drawn, and nothing else that lies there."""
-    for picture in (folder / "overlays").glob("*.jpg"):
-        if picture.stem.isdecimal():
-            try:
-                picture.unlink(missing_ok=True)
-            except OSError as error:
-                raise PatchlightError(
-                    f"{picture}: cannot be removed ({error.strerror}); mend that, and run it again"
-                ) from None
+        photo = decode(file, fast_size=(LONGEST, LONGEST)).image
+    except ImageError:
+        return False
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target, durable=False) as temporary:  # one that is lost in a crash is drawn again
+            draw_found(photo, row).save(temporary, "JPEG", quality=88, comment=overlay_mark(stamp, row))
+    return True
 
 
 def _heat_on(size: tuple[int, int], row: dict[str, Any]) -> Image.Image:

@@ -6,35 +6,26 @@ file names and images enters it as data only, never as HTML.
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import html
 import io
 import json
 import math
-import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from patchlight.batch.rows import Row, read_rows
-from patchlight.errors import PatchlightError
-from patchlight.files import replacing
-from patchlight.images.decode import Decoded, ImageError, decode
+from patchlight.batch.rows import Row
+from patchlight.files import replacing, writing
+from patchlight.images.decode import Decoded
 
 THUMBNAIL_SIDE = 240
 """Pixels of a thumbnail's longest side."""
-
-MANY = 64
-"""Missing thumbnails from which on processes make them: starting those takes about a second."""
 
 _FINE_HEAT, _COARSE_HEAT, _LARGE = 32, 16, 2_500
 """The longest side of a heat map in the page, up to this many photos and beyond: 10,000 fine ones would be 14 MB."""
@@ -42,12 +33,32 @@ _FINE_HEAT, _COARSE_HEAT, _LARGE = 32, 16, 2_500
 _PLACE = re.compile(r"/\*\{(\w+)\}\*/")
 
 
-def thumbnail(photo: Image.Image | Decoded, *, path: str = "") -> bytes:
-    """A JPEG of an upright photo, its longest side 240 pixels at most.
+def write_report(
+    folder: Path,
+    rows: Iterable[Row],
+    thumbs: Sequence[str],
+    *,
+    title: str = "Patchlight report",
+    root: Path | None = None,
+) -> Path:
+    """Write report.html for these rows, of which each has a thumbnail of this name, or "" for none.
 
-    With `path`, the row's own, it is marked as that file's, so that `write_report` does not show it for another whose
-    number in the results it has got meanwhile.
+    `root` is the folder that relative paths in the rows start from, the current one unless told. Equal rows give an
+    equal page, byte for byte.
     """
+    path = folder / "report.html"
+    # Row by row: a folder of any size needs no more memory than another.
+    with writing(path), replacing(path) as temporary, temporary.open("wb") as file:
+        for part in _page(rows, thumbs, title, _way_to(Path.cwd() if root is None else root, folder)):
+            file.write(part.encode())
+    return path
+
+
+# Pictures
+
+
+def thumbnail(photo: Image.Image | Decoded, *, mark: bytes = b"") -> bytes:
+    """A JPEG of an upright photo, its longest side 240 pixels at most."""
     if isinstance(photo, Decoded):
         # One that was decoded fast may end inside its last pixels.
         region = (photo.region.left, photo.region.top, photo.region.right, photo.region.bottom)
@@ -62,115 +73,56 @@ def thumbnail(photo: Image.Image | Decoded, *, path: str = "") -> bytes:
     # reducing_gap first shrinks by a whole number, which is several times faster and looks the same.
     small = image.resize(size, Image.Resampling.BICUBIC, box=region, reducing_gap=2.0)
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=82, **({"comment": _mark(path)} if path else {}))
+    small.save(file, "JPEG", quality=82, comment=mark)
     return file.getvalue()
 
 
-def thumbnail_path(folder: Path, row: int) -> Path:
-    """Where the thumbnail of a row of results.jsonl is, counted from 0."""
-    return folder / "thumbs" / f"{row}.jpg"
+def thumbnail_name(place: str) -> str:
+    """Of the photo whose crops go to this place, in thumbs/."""
+    return f"{hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()}.jpg"
 
 
-def write_report(
-    folder: Path, *, title: str = "Patchlight report", root: Path | None = None, workers: int | None = None
-) -> Path:
-    """Write report.html for the results.jsonl in this folder, and the thumbnails that are not there yet.
+def mark_of(*shown: Any) -> bytes:
+    """By which a picture is known again: a comment in its file, of all that it was made of."""
+    text = json.dumps(shown, sort_keys=True)
+    return b"patchlight " + hashlib.blake2b(text.encode(), digest_size=8).hexdigest().encode()
 
-    `root` is the folder that relative paths in the results start from, the current one unless told. `workers` is the
-    number of processes for many missing thumbnails (None: one a core, 8 at most; 0: none). Equal results give an
-    equal page, byte for byte.
+
+def current_pictures(folder: Path, wanted: Mapping[str, bytes], drawn: Iterable[str] = ()) -> set[str]:
+    """The names of those pictures in a folder that are whole, and have the mark which is wanted of them.
+
+    The others among those that runs have `drawn` go away, and so do those that earlier versions numbered; nothing else.
     """
-    folder = Path(folder)
-    results = folder / "results.jsonl"
-    root = Path.cwd() if root is None else root
+    if not folder.is_dir():
+        return set()
+    kept = {name for name, mark in wanted.items() if _mark_in(folder / name) == mark}
+    numbered = (path.name for path in folder.glob("*.jpg") if path.stem.isdecimal())
+    for name in {*wanted, *drawn, *numbered} - kept:
+        path = folder / name
+        if os.path.lexists(path) and not path.is_dir():  # a folder is none of ours
+            with writing(path):
+                path.unlink(missing_ok=True)
+    return kept
+
+
+def _mark_in(picture: Path) -> bytes | None:
+    """None also of a JPEG that was cut off."""
     try:
-        shown = _make_thumbnails(folder, read_rows(results), root, workers)
-        path = folder / "report.html"
-        # Row by row: a folder of any size needs no more memory than another.
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            for part in _page(read_rows(results), shown, title, _way_to(root, folder)):
-                file.write(part.encode())
-    except OSError as error:
-        raise PatchlightError(f"{folder}: the report cannot be written ({error.strerror or error})") from None
-    return path
-
-
-# Thumbnails
-
-
-def _make_thumbnails(folder: Path, rows: Iterable[Row], root: Path, workers: int | None) -> list[bool]:
-    """Which rows have a thumbnail, once those that were missing are made."""
-    shown: list[bool] = []
-    missing: list[tuple[int, str, str, str]] = []
-    for number, row in enumerate(rows):
-        shown.append(False)
-        if row["status"] != "ok":
-            continue
-        target = thumbnail_path(folder, number)
-        shown[number] = _is_of(target, row["path"])
-        if not shown[number]:
-            missing.append((number, os.path.join(root, row["path"]), row["path"], str(target)))
-    if missing:
-        (folder / "thumbs").mkdir(parents=True, exist_ok=True)
-    for number in _in_processes(missing, workers):
-        shown[number] = True
-    return shown
-
-
-def _mark(path: str) -> bytes:
-    return b"patchlight " + hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest().encode()
-
-
-def _is_of(thumb: Path, path: str) -> bool:
-    """Whether this is a thumbnail, and not one that is marked as another file's."""
-    try:
-        with thumb.open("rb") as file:
+        with picture.open("rb") as file:
             head = file.read(128)
+            file.seek(-2, os.SEEK_END)
+            tail = file.read()
     except OSError:
-        return False
+        return None
     mark = re.search(rb"patchlight [0-9a-f]{16}", head)
-    return head.startswith(b"\xff\xd8") and (mark is None or mark[0] == _mark(path))
-
-
-def _in_processes(missing: list[tuple[int, str, str, str]], workers: int | None) -> Iterator[int]:
-    """The numbers of the thumbnails that could be made."""
-    workers = min(8, os.cpu_count() or 1) if workers is None else workers
-    if len(missing) < MANY or workers < 1:
-        yield from (job[0] for job in missing if _make_one(job))
-        return
-    jobs = iter(missing)
-    # A file that brings a worker down costs its own thumbnail and those beside it, and not the report.
-    with contextlib.suppress(BrokenProcessPool), _pool(workers) as pool:
-        while some := list(islice(jobs, 16 * workers)):  # at a time: memory stays bounded whatever the folder's size
-            for job, made in zip(some, pool.map(_make_one, some, chunksize=8), strict=True):
-                if made:
-                    yield job[0]
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Forking a process in which torch has started threads may hang.
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-def _make_one(job: tuple[int, str, str, str]) -> bool:
-    _, source, path, target = job
-    try:
-        # Twice this, which is the least that comes of it, is a thumbnail's longest side.
-        content = thumbnail(decode(source, fast_size=(THUMBNAIL_SIDE // 2, THUMBNAIL_SIDE // 2)), path=path)
-    except ImageError:
-        return False  # it is gone, or was changed since; the page shows a grey card
-    # Losing one to a crash costs nothing, so there is no waiting for the disk here.
-    temporary = Path(f"{target}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(target)
-    return True
+    return mark[0] if mark and head.startswith(b"\xff\xd8") and tail == b"\xff\xd9" else None
 
 
 # The page
 
 
-def _page(rows: Iterable[Row], shown: Sequence[bool], title: str, base: str) -> Iterator[str]:
-    """The page in pieces, for rows of which `shown` says whether they have a thumbnail."""
+def _page(rows: Iterable[Row], thumbs: Sequence[str], title: str, base: str) -> Iterator[str]:
+    """The page in pieces."""
     template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     style, script = (_inside(template, tag) for tag in ("style", "script"))
     parts = {
@@ -190,25 +142,28 @@ def _page(rows: Iterable[Row], shown: Sequence[bool], title: str, base: str) -> 
         if place % 2 == 0:
             yield piece
         elif piece == "data":
-            yield from _data(rows, shown, base)
+            yield from _data(rows, thumbs, base)
         else:
             yield parts[piece]
 
 
-def _data(rows: Iterable[Row], shown: Sequence[bool], base: str) -> Iterator[str]:
-    side = _FINE_HEAT if len(shown) <= _LARGE else _COARSE_HEAT
+def _data(rows: Iterable[Row], thumbs: Sequence[str], base: str) -> Iterator[str]:
+    side = _FINE_HEAT if len(thumbs) <= _LARGE else _COARSE_HEAT
     yield f'{{"base":{_as_data(base)},"separator":{_as_data(os.sep)},"rows":['
-    for number, (row, has_thumb) in enumerate(zip(rows, shown, strict=True)):
-        yield ("," if number else "") + _as_data(_packed(row, has_thumb, side))
+    for number, (row, thumb) in enumerate(zip(rows, thumbs, strict=True)):
+        yield ("," if number else "") + _as_data(_packed(row, thumb, side))
     yield "]}"
 
 
-def _packed(row: dict[str, Any], has_thumb: bool, side: int) -> list[Any]:
+def _packed(row: dict[str, Any], thumb: str, side: int) -> list[Any]:
     """A row as the page's script reads it: no names, since they would be half of the page."""
     if row["status"] != "ok":
         return [row["path"], None, _text(row.get("reason")), _text(row.get("detail"))]
     width, height = row.get("size") or (0, 0)
-    boxes = [[*(_number(end, 1) for end in box["xyxy"]), _number(box["score"], 3)] for box in row.get("boxes") or ()]
+    boxes = [
+        [*(_number(end, 1) for end in box["xyxy"]), _number(box["score"], 3), _number(box["confidence"], 4)]
+        for box in row.get("boxes") or ()
+    ]
     return [
         row["path"],
         _text(row.get("decision")),
@@ -217,7 +172,7 @@ def _packed(row: dict[str, Any], has_thumb: bool, side: int) -> list[Any]:
         boxes,
         list(row.get("crops") or ()),
         _heat(row.get("heat"), side),
-        int(has_thumb),
+        thumb,
         _text(row.get("method")),
         *_more(row),
     ]

@@ -5,9 +5,12 @@ DIR/results.csv     the same with the best box alone, for a spreadsheet
 DIR/summary.json    counts, settings and model
 DIR/crops/          the crops, in the folders of their photos
 DIR/thumbs/, report.html    the page that shows them
-DIR/.run/           run.json (what the rows were made with), journal.jsonl (the rows as they came, with the stamps of
-                    their files), looks.jsonl (of camera traps: what the model saw, see looks.py), finished.json (of
-                    what the results are, and how long it took), lock
+DIR/overlays/       what was found, drawn over the photos
+DIR/.run/           run.json (what the rows were made with), anew (while a run that was told to overwrite has not
+                    finished), named.json (the files that were given by name), journal.jsonl (the rows as they came,
+                    with what their files and crops are known by), looks.jsonl (of camera traps: what the model saw, see
+                    looks.py), finished.json (of what the results are, the stamps of what was written, and how long it
+                    took), lock
 """
 
 import contextlib
@@ -17,20 +20,26 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
-from patchlight.batch.overlay import remove_overlays
+from patchlight.batch.overlay import overlay_name
+from patchlight.batch.report import current_pictures, thumbnail_name
 from patchlight.batch.rows import NAMED, Row
-from patchlight.batch.work import Stamp, unwritable
+from patchlight.batch.work import Stamp, content_of, stamp_of
 from patchlight.errors import PatchlightError
-from patchlight.files import held_alone, replacing
+from patchlight.files import held_alone, replacing, writing
 
 TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
 """Reasons that may have gone when the run is started again, though the file's stamp is the same."""
+
+UNREACHABLE = ("missing", "unreadable", "gone")
+"""Those that say nothing of the photo itself: a disk that is not mounted, a link to nothing."""
 
 COLUMNS = (
     *("path", "status", "reason", "detail", "width", "height", "decision", "confidence", "method"),
@@ -55,6 +64,19 @@ class Entry:
     reason: str | None
     crops: tuple[str, ...]
     group: str | None
+    encoded: int
+    """Crops that were encoded anew, where they should not have been."""
+    sizes: tuple[int | None, ...] | None = None
+    """Bytes of the crops as they were written; None where an earlier version did not say."""
+    content: str | None = None
+    """By which the file is known where it was moved to, see `content_of`; None where an earlier version did not say."""
+    before: "Entry | None" = None
+    """Of a photo that cannot be reached: what was known of it when it could."""
+
+    @property
+    def own_crops(self) -> tuple[str, ...]:
+        """Those that the row lists, or, of a photo that cannot be reached, those that wait for it."""
+        return self.crops if self.before is None else self.before.crops
 
 
 class Lines:
@@ -62,7 +84,7 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _writing(path):
+        with writing(path):
             self._file = path.open("a+b")
             self._file.seek(0)
             start = 0
@@ -90,7 +112,7 @@ class Lines:
 
     def _add(self, record: Mapping[str, Any]) -> None:
         line = json.dumps(record).encode() + b"\n"
-        with _writing(self.path):
+        with writing(self.path):
             self._file.write(line)
             self._file.flush()
         self._indexed(line, self._end)
@@ -103,7 +125,7 @@ class Lines:
         return record
 
     def sync(self) -> None:
-        with _writing(self.path):
+        with writing(self.path):
             os.fsync(self._file.fileno())
 
     @property
@@ -126,13 +148,75 @@ class Journal(Lines):
     def _index(self, record: Any, start: int) -> None:
         row = record["row"]
         self.entries[record["file"]] = Entry(
-            start, as_stamp(record["stamp"]), record["place"], row["reason"], tuple(row["crops"]), record.get("group")
+            start,
+            as_stamp(record["stamp"]),
+            record["place"],
+            row["reason"],
+            tuple(row["crops"]),
+            record.get("group"),
+            record.get("encoded", 0),
+            tuple(record["sizes"]) if "sizes" in record else None,
+            record.get("content"),
+            self._known_before(record["file"]) if row["reason"] in UNREACHABLE else None,
         )
+        if "was" in record:
+            self.entries.pop(record["was"], None)
 
-    def append(self, photo: Input, stamp: Stamp | None, row: Row, group: str | None = None) -> None:
-        """`group` says of which frames the row was made, where it is not of its photo alone."""
+    def _known_before(self, file: str) -> Entry | None:
+        entry = self.entries.get(file)
+        if entry is None or entry.reason in UNREACHABLE:
+            return None if entry is None else entry.before
+        return None if entry.reason in TRANSIENT else entry
+
+    def append(
+        self,
+        photo: Input,
+        stamp: Stamp | None,
+        row: Row,
+        *,
+        group: str | None = None,
+        encoded: int = 0,
+        sizes: Sequence[int | None] = (),
+        content: str | None = None,
+    ) -> None:
+        """`group` says of which frames the row was made, where it is not of its photo alone; the others, see Entry."""
         record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
-        self._add(record if group is None else record | {"group": group})
+        further = {"group": group, "encoded": encoded or None, "sizes": sizes or None, "content": content}
+        self._add(record | {name: value for name, value in further.items() if value is not None})
+
+    def follow(self, photos: Iterable[Input], base: str) -> Iterator[bool]:
+        """Take over what is known of photos, new here, that were moved, folder and all; of each, whether it was.
+
+        One is a photo of before if that is gone, had the same path in its folder, and has the same size, time and
+        content.
+        """
+        before: defaultdict[str, list[str]] = defaultdict(list)
+        for file, entry in self.entries.items():
+            # The file's own name: the place may have another, by which it is told from others'.
+            before[os.path.join(os.path.dirname(entry.place), os.path.basename(file))].append(file)
+        for photo in photos:
+            candidates = before.get(os.path.relpath(photo.file, base), ())
+            earlier = next((each for each in candidates if self._was_at(each, photo.file)), None)
+            if earlier is not None:
+                entry = self.entries[earlier]
+                record = self._at((entry.before or entry).start)
+                self._add(record | {"file": photo.file, "was": earlier})
+            yield earlier is not None
+
+    def _was_at(self, earlier: str, file: str) -> bool:
+        """Whether a file is the earlier one."""
+        entry = self.entries[earlier].before or self.entries[earlier]
+        if entry.stamp is None or entry.content is None or os.path.lexists(earlier):
+            return False
+        return entry.stamp == stamp_of(file) and entry.content == content_of(file)
+
+    def restore(self, file: str) -> None:
+        """Let that count again which was known of a photo before it could not be reached."""
+        before = self.entries[file].before
+        assert before is not None
+        record = self._at(before.start)
+        record.pop("was", None)  # what lies there by now is another's
+        self._add(record)
 
     def row(self, photo: Input) -> Row:
         """The row of a photo, under the path that it has now."""
@@ -152,32 +236,56 @@ class ResultFolder:
         self.path = Path(path)
         self.crops = self.path / "crops"
         self.thumbs = self.path / "thumbs"
+        self.overlays = self.path / "overlays"
         self.results = self.path / "results.jsonl"
         self.table = self.path / "results.csv"
         self.summary = self.path / "summary.json"
         self._own = self.path / ".run"
         self._settings = self._own / "run.json"
+        self._named = self._own / "named.json"
         self._journal = self._own / "journal.jsonl"
         self.looks = self._own / "looks.jsonl"
         self.finished = self._own / "finished.json"
+        self.anew = self._own / "anew"
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """For this process alone."""
         return held_alone(self.path, self._own / "lock", begun=self._settings)
 
     def known_files(self) -> set[str]:
-        """Absolute paths of the files that have rows from earlier runs; nothing is written or held for it."""
-        files = set()
+        """Absolute paths of the files that earlier runs were given by name or have rows of; nothing is written or held
+        for it."""
+        files = self._named_before()
         with contextlib.suppress(OSError), self._journal.open("rb") as journal:
             for line in journal:
                 with contextlib.suppress(ValueError, LookupError, TypeError):  # what a kill has cut off
                     files.add(json.loads(line)["file"])
         return files
 
+    def note_named(self, files: Iterable[str]) -> None:
+        """That these, by absolute path, were there when a run began: one that goes before it has a row gets one."""
+        before = self._named_before()
+        if not before.issuperset(files):
+            self.write_json(self._named, {"files": sorted(before.union(files))})
+
+    def _named_before(self) -> set[str]:
+        files = (read_json(self._named) or {}).get("files")
+        return {each for each in files if isinstance(each, str)} if isinstance(files, list) else set()
+
+    def current_thumbs(self, wanted: Mapping[str, bytes], journal: Journal) -> set[str]:
+        """The names of the thumbnails that have the mark which is wanted of them; other ones of runs go away."""
+        return current_pictures(self.thumbs, wanted, (thumbnail_name(each.place) for each in journal.entries.values()))
+
+    def current_overlays(self, wanted: Mapping[str, bytes], journal: Journal) -> set[str]:
+        """The same of overlays."""
+        return current_pictures(self.overlays, wanted, (overlay_name(each.place) for each in journal.entries.values()))
+
     def crops_of_others(self, photos: Iterable[Input], journal: Journal) -> int:
-        """Crops that earlier runs wrote of photos that are not among these, and that are still there."""
-        others = journal.entries.keys() - {photo.file for photo in photos}
-        return sum((self.path / crop).is_file() for file in others for crop in journal.entries[file].crops)
+        """Crops that earlier runs wrote of photos that are not among these or cannot be reached, and that are still
+        there."""
+        listed = {photo.file for photo in photos}
+        others = (entry for file, entry in journal.entries.items() if file not in listed or entry.before is not None)
+        return sum((self.path / crop).is_file() for entry in others for crop in entry.own_crops)
 
     def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse a folder whose rows were made in another way, or that holds somebody else's."""
@@ -193,7 +301,7 @@ class ResultFolder:
         begun = read_json(self._settings)
         if begun is None:
             raise PatchlightError(f"{self._settings}: cannot be read; use --overwrite, or name another folder")
-        asked = json.loads(json.dumps(dict(made_with)))  # as JSON gives it back
+        asked = _as_read(made_with)
         if begun.get("version") != asked["version"]:
             raise PatchlightError(
                 f"{self.path}: was begun by another version of this program, whose rows are others; use --overwrite to "
@@ -208,36 +316,46 @@ class ResultFolder:
                 "use --overwrite to do it anew, or name another folder"
             )
 
+    def is_begun_anew(self, made_with: Mapping[str, Any]) -> bool:
+        """Whether a run in this way was told to overwrite, has done so, and was stopped before it had finished: the
+        same command is to go on with it."""
+        under_way = self.anew.exists() and not self.finished.exists()
+        return under_way and read_json(self._settings) == _as_read(made_with)
+
     def begin(self, made_with: Mapping[str, Any], *, overwrite: bool) -> Journal:
         """From here on the folder is this run's. What a killed process left half-written goes away."""
-        if overwrite and self._settings.exists():
+        anew = overwrite and not self.is_begun_anew(made_with)
+        if anew and self._settings.exists():
             self._forget()
         self.clean()
-        if not self._settings.exists():
+        if anew or not self._settings.exists():
             self.write_json(self._settings, made_with)
+        if anew:
+            self.replace(self.anew, b"")
         return Journal(self._journal)
 
     def _forget(self) -> None:
-        """Remove what earlier runs wrote, and nothing else."""
+        """Remove what earlier runs wrote, and nothing else; a kill meanwhile leaves a folder that is still a run's."""
+        self.anew.unlink(missing_ok=True)
         if self._journal.exists():
             journal = Journal(self._journal)
             journal.close()
             for entry in journal.entries.values():
-                self.remove_crops(entry.crops)
+                self.remove_crops(entry.own_crops)
+            self.current_thumbs({}, journal)
+            self.current_overlays({}, journal)
         for name in WRITTEN:
             if (self.path / name).is_file():
                 (self.path / name).unlink()
-        remove_overlays(self.path)
-        for each in (self._journal, self.looks, self.finished):
+        for each in (self._named, self._journal, self.looks, self.finished):
             each.unlink(missing_ok=True)
-        self._settings.unlink()
 
     def remove_crops(self, crops: Iterable[str]) -> None:
         for crop in crops:
             (self.path / crop).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        for folder in (self.crops, self.thumbs, self.path / "overlays", self._own):
+        for folder in (self.crops, self.thumbs, self.overlays, self._own):
             for root, _, names in os.walk(folder):
                 for name in names:
                     if re.fullmatch(r"\.?.*\.\d+\.tmp", name, re.DOTALL):
@@ -247,27 +365,34 @@ class ResultFolder:
                 left.unlink(missing_ok=True)
 
     def has_crops(self, entry: Entry) -> bool:
-        return all((self.path / crop).is_file() for crop in entry.crops)
+        """Whether they are there, and as long as they were when they were written."""
+        sizes = self.sizes(entry.crops)
+        return None not in sizes and (entry.sizes is None or entry.sizes == sizes)
+
+    def sizes(self, crops: Iterable[str]) -> tuple[int | None, ...]:
+        """In bytes; None of one that is not there."""
+        return tuple(size_of(self.path / crop) for crop in crops)
 
     def replace(self, path: Path, content: bytes) -> None:
-        with _writing(path), replacing(path) as temporary:
+        with writing(path), replacing(path) as temporary:
             temporary.write_bytes(content)
 
     def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         self.replace(path, json.dumps(dict(values), indent=2).encode() + b"\n")
 
-    def write_rows(self, rows: Callable[[], Iterator[Row]], *, bursts: bool = False) -> None:
+    def write_rows(self, rows: Iterable[Row], *, bursts: bool = False) -> None:
         """results.jsonl and results.csv, row by row, so that they need no memory; `bursts` says that rows have them."""
         with (
-            _writing(self.results),
-            replacing(self.results) as temporary,
-            temporary.open("w", encoding="ascii") as file,
+            writing(self.results),
+            replacing(self.results) as results,
+            results.open("w", encoding="ascii") as file,
+            writing(self.table),
+            replacing(self.table) as cells,
+            cells.open("wb") as table,
         ):
-            for row in rows():
-                file.write(json.dumps(row) + "\n")
-        with _writing(self.table), replacing(self.table) as temporary, temporary.open("wb") as table:
             table.write(csv_line([*COLUMNS, *BURST_COLUMNS] if bursts else COLUMNS))
-            for row in rows():
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
                 table.write(csv_line([*_cells(row), *_burst_cells(row)] if bursts else _cells(row)))
 
 
@@ -278,6 +403,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def size_of(path: Path) -> int | None:
+    """In bytes; None if it is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _as_read(values: Mapping[str, Any]) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(dict(values)))
 
 
 def digest(photos: Iterable[Input], journal: Journal) -> str:
@@ -315,14 +454,6 @@ def _cells(row: Row) -> list[Any]:
 def _burst_cells(row: Row) -> list[Any]:
     burst = row["burst"] or dict.fromkeys(("id", "frame", "frames", "time"))
     return [burst[name] for name in ("id", "frame", "frames", "time")]
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PatchlightError(unwritable(path, error).message) from None
 
 
 def _short(value: Any) -> str:

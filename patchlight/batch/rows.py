@@ -15,7 +15,7 @@ from patchlight.geometry import Box
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
     from patchlight.localizing.find import Localization
 
-VERSION = 3
+VERSION = 4
 
 NAMED = ("group", "group_confidence", "label", "label_confidence")
 """What the photo shows, by a model whose classes have groups; null by others."""
@@ -44,6 +44,7 @@ def row_of(path: str, found: "Localization", crops: Sequence[str] = ()) -> Row:
                     for end in (each.box.left, each.box.top, each.box.right, each.box.bottom)
                 ],
                 "score": round(float(each.score), 4),
+                "confidence": round(float(each.confidence), 4),
             }
             for each in found.subjects
         ],

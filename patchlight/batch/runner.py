@@ -1,6 +1,7 @@
 """A folder of photos to a folder of crops: any number of photos, in bounded memory, to be stopped at any moment."""
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -11,17 +12,18 @@ from typing import Any
 import torch
 
 from patchlight import __version__
-from patchlight.batch.finder import Finder
+from patchlight.batch.finder import Finder, first_line, give_up
 from patchlight.batch.formats import check_format
 from patchlight.batch.inputs import find_photos, with_places
-from patchlight.batch.line import PhotoLine, Progress
+from patchlight.batch.line import PhotoLine, Progress, Steps
 from patchlight.batch.looks import LookBook
 from patchlight.batch.pool import Pool
 from patchlight.batch.results import ResultFolder
 from patchlight.batch.rows import VERSION
 from patchlight.batch.settings import CropSettings
-from patchlight.batch.summary import Summary, earlier_summary, finish
+from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
 from patchlight.config import require
+from patchlight.errors import PatchlightError
 from patchlight.images.crop import Cut, parse_aspect
 from patchlight.localizing.heat import resolve_method
 from patchlight.signals import asked_to_stop
@@ -40,36 +42,53 @@ def crop_photos(
     overwrite: bool = False,
     formats: Sequence[str] = (),
     report: bool = True,
+    overlay: bool = False,
     watch: Callable[[Progress], None] = lambda progress: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Summary:
     """Find the subjects of photos (files, folders, patterns) and cut them out, into the folder `out`.
 
     A call with the same arguments goes on where another was stopped, does what is new or changed, and nothing if that
-    is all there. Other settings or another model are refused, unless `overwrite` begins anew. A file that cannot be
-    used gets a row that says why. `workers` processes read and cut, 0 for none; `batch_size` is for GPUs. `formats`
-    are further files to write, see formats.py. `watch` hears of the progress, `tell` of what deserves a line.
+    is all there. Other settings or another model are refused, unless `overwrite` begins anew (and goes on with that
+    where it was stopped). A file that cannot be used gets a row that says why. `workers` processes read and cut, 0 for
+    none; `batch_size` is for GPUs. `formats` are further files to write, see formats.py; `overlay` asks for pictures of
+    what was found, see overlay.py. `watch` hears of the progress, `tell` of what deserves a line.
     """
     settings = settings or CropSettings()
     for name, value, least in (("workers", workers, 0), ("batch_size", batch_size, 1)):
         require(value >= least, f"{name}={value} must be {least} or more")
     for each in formats:
         check_format(each)
+    require(bool(os.fspath(out)), f"out={os.fspath(out)!r} is no folder; name one (is a variable of the shell empty?)")
+    device = _checked_device(device)
     folder = ResultFolder(out)
     inputs = find_photos(paths, folder.path, folder.known_files)
     with folder.held(), asked_to_stop() as asked, Pool(workers) as pool:
-        loaded = model if isinstance(model, Loaded) else load(_source(model), device=device or _best_device())
+        loaded = model if isinstance(model, Loaded) else _loaded(model, torch.device(device))
         for note in loaded.notes:
             tell(f"{loaded.provenance.source}: {note}")
         resolve_method(loaded, settings.method)
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
         if settings.lossless and not settings.boxes_only and jpegtran is None:
-            tell("lossless: jpegtran is not installed; JPEGs are encoded anew with their own tables")
+            tell(
+                "lossless: jpegtran is not installed (apt install libjpeg-turbo-progs, or brew install jpeg-turbo), so "
+                "that JPEGs are encoded anew with their own tables"
+            )
         made_with = _made_with(settings, loaded, jpegtran)
         folder.check(made_with, overwrite=overwrite)
+        if overwrite and folder.is_begun_anew(made_with):
+            tell(f"{folder.path}: was begun anew with these settings and stopped: this goes on with it")
         journal = folder.begin(made_with, overwrite=overwrite)
         with contextlib.ExitStack() as stack:
             stack.callback(journal.close)
+            folder.note_named(inputs.named)
+            steps = Steps(folder.path, asked, watch)
+            known = journal.entries
+            new = [photo for photo in inputs.photos if photo.file not in known] if known else []
+            if new and (moved := sum(steps.through(journal.follow(new, inputs.base), len(new), "follow"))):
+                photos_were = "1 photo was" if moved == 1 else f"{moved:,} photos were"
+                kept_are = "crops keep their names" if settings.burst else "rows and crops are kept"
+                tell(f"{photos_were} moved since the last run: {kept_are}")
             kept = {file: entry.place for file, entry in journal.entries.items()}
             photos = with_places(inputs, kept)
             cut = Cut(
@@ -86,17 +105,29 @@ def crop_photos(
             line = PhotoLine(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
             computed = line.work(asked)
             inputs = replace(inputs, photos=photos)
-            if not computed and (earlier := earlier_summary(folder, inputs, journal, formats, report=report)):
+            wanted = Wanted(tuple(formats), report, overlay)
+            if not computed and (earlier := earlier_summary(folder, inputs, journal, wanted)):
                 return earlier
-            return finish(folder, inputs, journal, loaded, made_with, computed, line.seconds, formats, report=report)
+            return finish(folder, inputs, journal, loaded, made_with, wanted, computed, line.seconds, pool, steps)
 
 
-def _source(model: str | PathLike[str]) -> str | Path:
-    return model if isinstance(model, str) else Path(model)
+def _loaded(model: str | PathLike[str], device: torch.device) -> Loaded:
+    try:
+        return load(model if isinstance(model, str) else Path(model), device=device)
+    except RuntimeError as error:
+        give_up(device, error)
 
 
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _checked_device(device: str | None) -> str:
+    """The one that is named, else the GPU where there is one; refused where nothing can be computed."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each backend has its own way to say that it is not there
+        raise PatchlightError(
+            f"device={device!r} does not compute here ({first_line(error)}); use cpu, or leave it out"
+        ) from None
+    return device
 
 
 def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> dict[str, Any]:

@@ -29,12 +29,15 @@ class CropSettings(JsonConfig):
     lossless: bool = False  # cut JPEGs without decoding them, at the borders of their blocks
 
     def __post_init__(self) -> None:
+        for name, most, what in (("margin", 10, "the box's sides"), ("min_area", 1, "the frame")):
+            value = getattr(self, name)
+            fits = isinstance(value, int | float) and 0 <= value <= most
+            require(fits, f"{name}={value} is a share of {what}; give a number from 0 to {most}")
         check_types(self)
         require(
             self.subjects is None or self.subjects >= 1,
             f"subjects={self.subjects} must be 1 or more, or None for all",
         )
-        require(0 <= self.min_area <= 1, f"min_area={self.min_area} is a share of the frame, from 0 to 1")
         require(
             self.tiles is None or 1 <= self.tiles <= MOST_TILES, f"tiles={self.tiles} must be from 1 to {MOST_TILES}"
         )
@@ -42,7 +45,6 @@ class CropSettings(JsonConfig):
             not (self.burst and self.tiles is not None),
             f"burst=True does not go with tiles={self.tiles}, for parts have no background of their own; leave one out",
         )
-        require(0 <= self.margin <= 10, f"margin={self.margin} is a share of the box's sides, from 0 to 10")
         require(self.size is None or self.size >= 1, f"size={self.size} is in pixels, 1 or more")
         require(
             not (self.lossless and self.size is not None),

@@ -3,8 +3,9 @@
 Nothing here imports torch, which would take each run more than a second of a core.
 """
 
-import errno
+import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,12 @@ import numpy.typing as npt
 
 from patchlight.batch.frames import Frame, frame_thumb, pack_thumb, read_frame
 from patchlight.batch.inputs import crop_name
-from patchlight.batch.report import thumbnail
+from patchlight.batch.report import mark_of, thumbnail
 from patchlight.config import PreprocessConfig
-from patchlight.geometry import Box, View
+from patchlight.files import replacing, writing
+from patchlight.geometry import Box, Size, View
 from patchlight.images.crop import Cut, cut_out, write_crop
-from patchlight.images.decode import ImageError, decode
+from patchlight.images.decode import Decoded, ImageError, decode
 from patchlight.images.preprocess import Preprocess
 
 Stamp = tuple[int, int]
@@ -33,13 +35,8 @@ class Failed:
     reason: str
     detail: str
     stamp: Stamp | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unwritable:
-    """An output could not be written, which no other photo will change."""
-
-    message: str
+    content: str | None = None
+    """See `content_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +47,22 @@ class Seen:
     """From 0 to 255, see `Preprocess.levels`."""
     view: View
     stamp: Stamp
+    content: str | None = None
+    """See `content_of`."""
     frame: Frame | None = None
     """Where and when it was taken, and"""
     thumb: bytes | None = None
     """what its scene looks like, see frames.py; for camera traps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """What was cut out of a photo."""
+
+    names: tuple[str, ...]
+    """In the order of the boxes."""
+    encoded: int
+    """How many are of a JPEG, and were encoded anew."""
 
 
 def stamp_of(file: str) -> Stamp | None:
@@ -65,37 +74,71 @@ def stamp_of(file: str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns
 
 
-def read_photo(
-    file: str, config: PreprocessConfig, thumb: Path | None, path: str, as_frame: bool = False
-) -> Seen | Failed | Unwritable:
-    """Decode a file, no larger than the model needs it; write its thumbnail, marked with the row's path."""
+_PIECE = 65_536
+"""Bytes of a file that are read at its beginning, in its middle and at its end, to know it by."""
+
+
+def content_of(file: str) -> str | None:
+    """A hash by which a file of the same size and time is told from others; None where it cannot be read."""
+    try:
+        # What is no file, such as a pipe, may wait for ever.
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb", buffering=0) as opened:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            content = hashlib.blake2b(digest_size=8)
+            last = max(0, status.st_size - _PIECE)
+            for start in sorted({0, last // 2, last}):
+                opened.seek(start)
+                content.update(opened.read(_PIECE))
+            return content.hexdigest()
+    except (OSError, ValueError):
+        return None
+
+
+def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame: bool = False) -> Seen | Failed:
+    """Decode a file, no larger than the model needs it; write its thumbnail."""
     stamp = stamp_of(file)
     try:
-        photo = decode(file, fast_size=None if config.resize == "none" else config.scaled_size)
+        photo = decode(file, fast_size=_fast_size(config))
     except ImageError as error:
-        return Failed(error.reason, error.detail, stamp)
+        return Failed(error.reason, error.detail, stamp, content_of(file))
+    content = content_of(file)
     level_HWC, view = Preprocess(config).levels(photo)
     if stamp is None:
         return Failed("gone", "it came and went while it was read")
     if thumb is not None:
-        content = thumbnail(photo, path=path)
-        temporary = thumb.with_name(f".{thumb.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(content)  # one that is lost in a crash is made again: no waiting for the disk
-            temporary.replace(thumb)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            return unwritable(thumb, error)
+        _write_thumbnail(photo, stamp, thumb)
     level_HWC = np.ascontiguousarray(level_HWC)
     if as_frame:
-        return Seen(level_HWC, view, stamp, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
-    return Seen(level_HWC, view, stamp)
+        return Seen(level_HWC, view, stamp, content, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
+    return Seen(level_HWC, view, stamp, content)
 
 
-def cut_photo(
-    file: str, stamp: Stamp, boxes: Sequence[Box], how: Cut, folder: Path, place: str
-) -> list[str] | Failed | Unwritable:
-    """Write the crops of a photo under `folder`; their names there, in the order of the boxes."""
+def make_thumbnail(file: str, stamp: Stamp | None, config: PreprocessConfig, thumb: Path) -> bool:
+    """Write the thumbnail that `read_photo` wrote and that was lost since; whether the photo is still there."""
+    if stamp is None or stamp_of(file) != stamp:
+        return False
+    try:
+        _write_thumbnail(decode(file, fast_size=_fast_size(config)), stamp, thumb)
+    except ImageError:
+        return False
+    return True
+
+
+def _fast_size(config: PreprocessConfig) -> Size | None:
+    return None if config.resize == "none" else config.scaled_size
+
+
+def _write_thumbnail(photo: Decoded, stamp: Stamp, thumb: Path) -> None:
+    # One that is lost in a crash is made again: no waiting for the disk.
+    with writing(thumb), replacing(thumb, durable=False) as temporary:
+        temporary.write_bytes(thumbnail(photo, mark=mark_of(stamp)))
+
+
+def cut_photo(file: str, stamp: Stamp, boxes: Sequence[Box], how: Cut, folder: Path, place: str) -> Crops | Failed:
+    """Write the crops of a photo under `folder`."""
     now = stamp_of(file)
     if now is None:
         return Failed("gone", "it was there when its subject was looked for, and is no longer")
@@ -105,19 +148,8 @@ def cut_photo(
         crops = cut_out(file, boxes, how)
     except ImageError as error:
         return Failed(error.reason, error.detail, stamp)
-    names = []
-    for number, crop in enumerate(crops, 1):
-        name = crop_name(place, number, crop.format)
-        try:
+    names = [crop_name(place, number, crop.format) for number, crop in enumerate(crops, 1)]
+    for name, crop in zip(names, crops, strict=True):
+        with writing(folder / name):
             write_crop(folder / name, crop.content)
-        except OSError as error:
-            return unwritable(folder / name, error)
-        names.append(name)
-    return names
-
-
-def unwritable(path: Path, error: OSError) -> Unwritable:
-    name = str(path) if str(path).isprintable() else ascii(str(path))
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Unwritable(f"{name}: the disk is full; make room, and run the same command again to go on")
-    return Unwritable(f"{name}: cannot be written ({error.strerror or error}); mend that, and run it again to go on")
+    return Crops(tuple(names), sum(crop.encoded for crop in crops))

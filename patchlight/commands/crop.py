@@ -1,32 +1,45 @@
 """Folders of photos to folders of crops."""
 
+import re
 import sys
+import time
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchlight.commands.train import SECONDS_BETWEEN_LINES
 from patchlight.errors import PatchlightError
 
 if TYPE_CHECKING:
+    from patchlight.batch.line import Progress
     from patchlight.batch.summary import Summary
 
 
 def crop(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Photos, folders of photos, or patterns.")],
-    out: Annotated[Path, typer.Option(help="The folder for crops, results and report; run again to go on.")],
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="The folder for crops, results and report; run again to go on.")
+    ],
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
     method: Annotated[str, typer.Option(help="auto, subject, cls, rollout, lost, tokencut or features.")] = "auto",
     subjects: Annotated[str, typer.Option(metavar="N|all", help="How many subjects of a photo, at most.")] = "1",
-    margin: Annotated[float, typer.Option(help="Around the box, as a share of its sides.")] = 0.03,
+    margin: Annotated[float, typer.Option(parser=float, help="Around the box, as a share of its sides.")] = 0.03,
     aspect: Annotated[str, typer.Option(help="free, or width:height such as 1:1 or 4:3.")] = "free",
-    size: Annotated[int | None, typer.Option(help="Pixels of a crop's longer side; larger ones are scaled.")] = None,
-    min_area: Annotated[float, typer.Option(help="The least share of the photo that a subject fills.")] = 0.0,
+    size: Annotated[
+        int | None, typer.Option(parser=int, help="Pixels of a crop's longer side; larger ones are scaled.")
+    ] = None,
+    min_area: Annotated[
+        float, typer.Option(parser=float, help="The least share of the photo that a subject fills.")
+    ] = 0.0,
     second_look: Annotated[
         bool, typer.Option("--second-look", help="Look at what was found once more, closer.")
     ] = False,
-    tiles: Annotated[int | None, typer.Option(help="Look at N x N overlapping parts: small subjects.")] = None,
+    tiles: Annotated[
+        int | None, typer.Option(parser=int, help="Look at N x N overlapping parts: small subjects.")
+    ] = None,
     burst: Annotated[
         bool, typer.Option("--burst", help="Camera traps: what is there in every frame is no animal.")
     ] = False,
@@ -37,46 +50,33 @@ def crop(
         list[str] | None, typer.Option("--format", help="Also write json, csv, megadetector or coco; repeatable.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder with other settings.")] = False,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read and cut.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Photos that a GPU looks at at once.")] = 32,
+    workers: Annotated[int, typer.Option(parser=int, help="Processes that read and cut.")] = 2,
+    batch: Annotated[int, typer.Option(parser=int, help="Photos that a GPU looks at at once.")] = 32,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
 ) -> None:
     """Find the subject of every photo and cut it out of the original: no labels, any number of photos."""
     if subjects != "all" and not (subjects.isascii() and subjects.isdecimal() and int(subjects) > 0):
         raise PatchlightError(f"--subjects {subjects}: give a number of 1 or more, or all")
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    from patchlight.batch.line import Progress, Stopped
-    from patchlight.batch.overlay import write_overlays
+    from patchlight.batch.line import Stopped
     from patchlight.batch.runner import crop_photos
     from patchlight.batch.settings import CropSettings
 
-    settings = CropSettings(
-        method=method,
-        subjects=None if subjects == "all" else int(subjects),
-        margin=margin,
-        aspect=aspect,
-        size=size,
-        min_area=min_area,
-        second_look=second_look,
-        tiles=tiles,
-        burst=burst,
-        boxes_only=boxes_only,
-        lossless=lossless,
-    )
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
-        bar = bars.add_task("cropping", total=None, rate="")
-
-        def watch(now: Progress) -> None:
-            failed = f", {now.failed:,} failed" if now.failed else ""
-            stage = "looking, " if now.stage == "look" else ""
-            bars.update(bar, completed=now.done, total=now.total, rate=f"{stage}{now.rate:.1f} photos/s{failed}")
-
-        try:
+    try:
+        settings = CropSettings(
+            method=method,
+            subjects=None if subjects == "all" else int(subjects),
+            margin=margin,
+            aspect=aspect,
+            size=size,
+            min_area=min_area,
+            second_look=second_look,
+            tiles=tiles,
+            burst=burst,
+            boxes_only=boxes_only,
+            lossless=lossless,
+        )
+        with ProgressShown() as shown:
             summary = crop_photos(
                 paths,
                 out,
@@ -87,20 +87,88 @@ def crop(
                 batch_size=batch,
                 overwrite=overwrite,
                 formats=formats or (),
-                watch=watch,
-                tell=lambda line: bars.console.print(line, markup=False, highlight=False, soft_wrap=True),
+                overlay=overlay,
+                watch=shown.watch,
+                tell=shown.tell,
             )
-        except Stopped as stopped:
-            bars.stop()
-            typer.echo(f"patchlight: {stopped}", err=True)
-            raise typer.Exit(128 + stopped.signal) from None
-        if overlay:
-            bars.reset(bar, total=summary.photos, rate="pictures")
-            for _ in write_overlays(out, lambda done: bars.update(bar, completed=done)):
-                pass
-    _print_summary(summary, out)
+    except Stopped as stopped:
+        typer.echo(f"patchlight: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.signal) from None
+    except PatchlightError as error:
+        raise PatchlightError(with_flags(str(error))) from None
+    _print_summary(summary, Path(out))
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
+
+
+class ProgressShown:
+    """A bar on a terminal; elsewhere a line from time to time."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+        from rich.table import Column
+
+        # On a narrow terminal what may be wrapped gets shorter: the bar alone.
+        counts, times = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
+        columns = (BarColumn(), counts, TextColumn("{task.fields[how]}"), times)
+        self._on_terminal = sys.stderr.isatty()
+        self._bars = Bars(*columns, console=Console(stderr=True), disable=not self._on_terminal)
+        self._bar = self._bars.add_task("", total=None, how="")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> "ProgressShown":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bars.stop()
+
+    def watch(self, now: "Progress") -> None:
+        failed = f", {now.failed:,} failed" if now.failed else ""
+        how = {
+            "follow": f"moved photos, {now.rate:,.0f} photos/s",
+            "look": f"looking, {now.rate:.1f} photos/s{failed}",
+            "crop": f"{now.rate:.1f} photos/s{failed}",
+            "write": f"writing, {now.rate:,.0f} rows/s",
+            "draw": f"drawing, {now.rate:.1f} pictures/s",
+        }[now.stage]
+        self._bars.update(self._bar, completed=now.done, total=now.total, how=how)
+        if not self._on_terminal and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            left = "" if now.seconds_left is None else f", {timedelta(seconds=round(now.seconds_left))} left"
+            typer.echo(f"{now.done:,} of {now.total:,}: {how}{left}", err=True)
+
+    def tell(self, line: str) -> None:
+        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+_FLAGS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        *("out", "method", "subjects", "margin", "aspect", "size", "min_area", "second_look", "tiles", "burst"),
+        *("boxes_only", "lossless", "format", "workers", "device"),
+    )
+} | {"batch_size": "--batch"}
+
+
+def with_flags(message: str) -> str:
+    """A message about settings in the words of the command line: --margin -1 for margin=-1, --burst for burst=True."""
+    value = r"(\"[^\"]*\"|'[^']*'|[^\s,;:/]+)(?![^\s,;])"  # and not a path that begins alike
+
+    def named(found: re.Match[str]) -> str:
+        with_, name, begun, asked = found.groups()
+        flag = _FLAGS[name]
+        if name == "subjects":
+            begun, asked = ("all" if each == "null" else each for each in (begun, asked))
+        if begun in ("null", "false"):
+            return f"without {flag}" + ("" if asked in (None, "true") else f", not with {asked}")
+        said = flag if begun in ("True", "true") else f"{flag} {begun}"
+        other = "without" if asked in ("null", "false") else asked
+        return with_ + said + ("" if other is None else f", not {other}")
+
+    return re.sub(rf"(^|with )({'|'.join(_FLAGS)})={value}(?:, not {value})?", named, message)
 
 
 def _print_summary(summary: "Summary", out: Path) -> None:
@@ -110,7 +178,12 @@ def _print_summary(summary: "Summary", out: Path) -> None:
     failed = f"; {summary.failed:,} failed" if summary.failed else ""
     crops = "1 crop" if summary.crops == 1 else f"{summary.crops:,} crops"
     photos = "1 photo" if summary.photos == 1 else f"{summary.photos:,} photos"
+    if summary.nothing_to_do:
+        typer.echo("nothing was to do: all of it is there, and as it was written")
     typer.echo(f"{photos}: {found or 'nothing'}{failed}; {crops} in {out}")
+    if summary.encoded:
+        crops = "1 crop was" if summary.encoded == 1 else f"{summary.encoded:,} crops were"
+        typer.echo(f"{crops} encoded anew: jpegtran, which cuts without, is not installed or could not")
     if summary.groups:
         typer.echo("shown: " + ", ".join(f"{count:,} {group}" for group, count in summary.groups.items()))
     if summary.skipped:
@@ -119,8 +192,8 @@ def _print_summary(summary: "Summary", out: Path) -> None:
         files, more = ("1 file" if count == 1 else f"{count:,} files"), ", ..." if len(kinds) > 5 else ""
         typer.echo(f"{files} skipped: not photos ({', '.join(kinds[:5])}{more})")
     if summary.crops_of_others:
-        one = "1 crop is of a photo that is not among these any more, and left as it was"
-        many = "crops are of photos that are not among these any more, and left as they were"
+        one = "1 crop is of a photo that is not among these any more or cannot be reached, and left as it was"
+        many = "crops are of photos that are not among these any more or cannot be reached, and left as they were"
         typer.echo(one if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} {many}")
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))

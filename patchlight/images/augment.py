@@ -38,6 +38,9 @@ class AugmentConfig(JsonConfig):
     cutmix: float = 0.0
     # Each photo appears this many times in a row, each time varied anew (repeated augmentation).
     repeats: int = 1
+    # How many variations there are of each photo, an epoch each, which then come again; None: new ones in every epoch.
+    # Where the head alone learns, the rest of the model looks at each of them once.
+    variations: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -47,6 +50,7 @@ class AugmentConfig(JsonConfig):
         require_within(self, "policy_ops", 1, 10)
         require_within(self, "pad", 0, 1024)
         require_within(self, "repeats", 1, 16)
+        require(self.variations is None or self.variations >= 1, f"variations={self.variations} must be 1 or more")
         require(0 < self.area[0] <= self.area[1] <= 1, f"area={self.area} must rise, from more than 0 to at most 1")
         require(0 < self.aspect[0] <= self.aspect[1], f"aspect={self.aspect} must rise, from more than 0")
         require(self.mixup >= 0 and self.cutmix >= 0, "mixup and cutmix must be 0 or more")

@@ -1,5 +1,5 @@
-"""Cut subjects out of the full-size original, and keep what is the photographer's: EXIF, colour profile, quality, and
-of JPEGs XMP and IPTC.
+"""Cut subjects out of the full-size original, and keep what is the photographer's: EXIF, colour profile, quality, of
+JPEGs XMP and IPTC, of PNGs gamma and primaries.
 
 A JPEG is taken apart only as far as its colour planes and put together with its own quantisation tables and
 subsampling, so that pixels which were not scaled change as little as they can; with jpegtran they do not change at all.
@@ -18,13 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from PIL import Image, JpegImagePlugin
+from PIL import Image, JpegImagePlugin, PngImagePlugin
 
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing
+from patchlight.files import printable, replacing
 from patchlight.geometry import Box, Size, View, upright
-from patchlight.images import decode as reading
-from patchlight.images.decode import MAX_PIXELS, ImageError
+from patchlight.images.decode import (
+    MAX_PIXELS,
+    TURNS,
+    ImageError,
+    check_size,
+    explain,
+    open_file,
+    open_image,
+    orientation_of,
+    quiet,
+    to_rgb,
+)
 
 Pixels = tuple[int, int, int, int]
 """(left, top, right, bottom), whole pixels."""
@@ -54,6 +64,10 @@ _TIFF_DIRECTORIES = (34665, 34853)
 _MARKER_ROOM = 65_533
 """Bytes that a segment of a JPEG holds."""
 
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_MORE_XMP = b"http://ns.adobe.com/xmp/extension/\0"
+"""How their segments begin."""
+
 _IPTC = 0x0404
 """The number of its block among Photoshop's."""
 
@@ -77,6 +91,8 @@ class Crop:
     """"JPEG", "PNG", "WEBP" or "TIFF"."""
     region: Pixels
     """What it shows of the upright photo."""
+    encoded: bool = False
+    """Whether it is of a JPEG whose pixels were encoded anew, as jpegtran does not; other formats always are."""
 
 
 def parse_aspect(text: str) -> tuple[int, int] | None:
@@ -126,21 +142,21 @@ def cut_out(
 ) -> list[Crop]:
     """The crops around boxes (pixels of the upright photo) of a path or a file's bytes; raises `ImageError` if it
     cannot be used."""
-    name = "image" if isinstance(source, bytes) else reading._printable(os.fspath(source))
+    name = "image" if isinstance(source, bytes) else printable(os.fspath(source))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(reading._quiet())
+        stack.enter_context(quiet())
         try:
-            opened = io.BytesIO(source) if isinstance(source, bytes) else reading._open_file(source, name)
+            opened = io.BytesIO(source) if isinstance(source, bytes) else open_file(source, name)
             file = stack.enter_context(opened)
-            image = stack.enter_context(reading._open_image(file, name))
-            reading._check_size(image.size, name, max_pixels)
+            image = stack.enter_context(open_image(file, name))
+            check_size(image.size, name, max_pixels)
             if image.format in ("JPEG", "MPO"):
                 return _cut_jpeg(image, file, boxes, how)
             return _cut_other(image, file, boxes, how)
         except ImageError:
             raise
         except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
-            raise reading._explain(error, name) from None
+            raise explain(error, name) from None
 
 
 def write_crop(path: Path, content: bytes) -> None:
@@ -155,7 +171,7 @@ def write_crop(path: Path, content: bytes) -> None:
 
 def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cut) -> list[Crop]:
     assert isinstance(image, JpegImagePlugin.JpegImageFile)
-    orientation = reading._orientation(image)
+    orientation = orientation_of(image)
     stored_size = image.height, image.width
     size = stored_size[::-1] if orientation >= 5 else stored_size
     regions = [region_around(box, size, margin=how.margin, aspect=how.aspect) for box in boxes]
@@ -187,23 +203,24 @@ def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cu
     for region in regions:
         part = _upright_part(image, region, size, orientation, scale, how.longest)
         kept = settings | {"extra": _xmp_and_iptc(image.info, (part.height, part.width))}
-        crops.append(Crop(_encoded(part, "JPEG", exif, profile, kept), "JPEG", region))
+        crops.append(Crop(_encoded(part, "JPEG", exif, profile, kept), "JPEG", region, encoded=True))
     return crops
 
 
-def _xmp_and_iptc(info: Mapping[Any, Any], size: Size) -> bytes:
-    """What a JPEG says in these ways, as segments of its own, for an upright crop of this (height, width).
+def _xmp_and_iptc(info: Mapping[Any, Any], size: Size, orientation: int = 1) -> bytes:
+    """What a JPEG says in these ways, as segments of its own, for a crop of this (height, width) and orientation.
 
-    Of Photoshop's blocks IPTC alone: among the others is a thumbnail of the whole photo.
+    Of Photoshop's blocks IPTC alone: among the others is a thumbnail of the whole photo, as there may be one in XMP.
     """
     bodies = []
     if isinstance(xmp := info.get("xmp"), bytes):
         height, width = size
-        numbers = {"tiff:Orientation": 1, "tiff:ImageWidth": width, "tiff:ImageLength": height}
+        numbers = {"tiff:Orientation": orientation, "tiff:ImageWidth": width, "tiff:ImageLength": height}
         numbers |= {"exif:PixelXDimension": width, "exif:PixelYDimension": height}
         for name, number in numbers.items():
             xmp = re.sub(rb"(%s(?:\s*=\s*[\"']|>))\d+" % name.encode(), rb"\g<1>%d" % number, xmp)
-        bodies.append((0xE1, b"http://ns.adobe.com/xap/1.0/\0" + xmp))
+        xmp = re.sub(rb"<(xmp|xap):Thumbnails\b.*?</\1:Thumbnails>", b"", xmp, flags=re.DOTALL)
+        bodies.append((0xE1, _XMP + xmp))
     blocks = info.get("photoshop")
     if isinstance(blocks, dict) and isinstance(iptc := blocks.get(_IPTC), bytes):
         head = b"Photoshop 3.0\0" + b"8BIM" + struct.pack(">HHI", _IPTC, 0, len(iptc))
@@ -248,7 +265,7 @@ def _without_decoding(
             done = subprocess.run(
                 [program, "-copy", "all", "-crop", where], input=source, capture_output=True, timeout=120, check=True
             )
-            content = _with_exif(done.stdout, (bottom - top, right - left), orientation)
+            content = _as_a_crop(done.stdout, (bottom - top, right - left), orientation, image.info)
             with Image.open(io.BytesIO(content), formats=["JPEG"]) as made:
                 if made.size != (right - left, bottom - top):
                     return None
@@ -259,14 +276,20 @@ def _without_decoding(
     return crops
 
 
-def _with_exif(jpeg: bytes, size: Size, orientation: int) -> bytes:
-    """The JPEG with its EXIF told of its size, and without the index of further pictures that were behind it."""
+def _as_a_crop(jpeg: bytes, size: Size, orientation: int, info: Mapping[Any, Any]) -> bytes:
+    """The JPEG with EXIF and XMP told of its size, without thumbnails of the whole photo that the `info` is of, and
+    without the index of further pictures that were behind it."""
     parts, place = [jpeg[:2]], 2
+    notes = _xmp_and_iptc(info, size, orientation)
     while place + 4 <= len(jpeg) and jpeg[place] == 0xFF and jpeg[place + 1] != 0xDA:
         (length,) = struct.unpack_from(">H", jpeg, place + 2)
         marker, body = jpeg[place + 1], jpeg[place + 4 : place + 2 + length]
         place += 2 + length
-        if marker == 0xE2 and body.startswith(b"MPF\0"):
+        if (marker, body[:4]) in ((0xE0, b"JFXX"), (0xE2, b"MPF\0")):
+            continue
+        if marker == 0xED or (marker == 0xE1 and body.startswith((_XMP, _MORE_XMP))):
+            parts.append(notes)  # once, where the first of them was
+            notes = b""
             continue
         if marker == 0xE1 and body.startswith(b"Exif\0\0"):
             changed = exif_of_crop(body, size, orientation)
@@ -285,7 +308,7 @@ def _cut_other(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: C
     compression = str(image.info.get("compression"))
     lossless = file_format == "WEBP" and _is_lossless_webp(file)
     image.load()  # a TIFF is turned by it, and what a PNG has behind its pixels is read
-    orientation = reading._orientation(image)
+    orientation = orientation_of(image)
     stored_size = image.height, image.width
     size = stored_size[::-1] if orientation >= 5 else stored_size
     exif, profile = image.info.get("exif"), image.info.get("icc_profile")
@@ -298,7 +321,7 @@ def _cut_other(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: C
             pass
         case _ if not image.has_transparency_data:
             target = "JPEG"
-            image = reading._to_rgb(image, (255, 255, 255))
+            image = to_rgb(image, (255, 255, 255))
     match target:
         case "WEBP":
             settings = {"lossless": True} if lossless else {"quality": _WEBP_QUALITY}
@@ -308,8 +331,10 @@ def _cut_other(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: C
             settings = {"quality": _OTHERS_QUALITY}
     if target in ("PNG", "TIFF") and image.info.get("dpi"):
         settings["dpi"] = image.info["dpi"]
+    if file_format == "PNG":
+        settings["pnginfo"] = _colour_chunks(image.info)
     if target == "PNG" and not _fits_png(image):
-        image = reading._to_rgb(image, (255, 255, 255))
+        image = to_rgb(image, (255, 255, 255))
     crops = []
     for box in boxes:
         region = region_around(box, size, margin=how.margin, aspect=how.aspect)
@@ -323,6 +348,18 @@ def _fits_png(image: Image.Image) -> bool:
     if image.mode == "RGB" and isinstance(key, tuple) and max(key, default=0) > 255:
         return False  # it names a 16-bit colour, and Pillow has reduced the pixels to 8 bits
     return image.mode in ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+
+
+def _colour_chunks(info: Mapping[Any, Any]) -> PngImagePlugin.PngInfo:
+    """What a PNG says of its colours besides the profile, which Pillow reads and does not write."""
+    kept = PngImagePlugin.PngInfo()
+    if (gamma := info.get("gamma")) is not None:
+        kept.add(b"gAMA", struct.pack(">I", round(gamma * 100_000)))
+    if (primaries := info.get("chromaticity")) is not None:
+        kept.add(b"cHRM", struct.pack(f">{len(primaries)}I", *(round(each * 100_000) for each in primaries)))
+    if (intent := info.get("srgb")) is not None:
+        kept.add(b"sRGB", bytes([intent]))
+    return kept
 
 
 def _is_lossless_webp(file: IO[bytes]) -> bool:
@@ -368,7 +405,7 @@ def _upright_part(
         target = max(1, round(stored.width * share)), max(1, round(stored.height * share))
         box = stored.scaled(scale).clip((image.height, image.width))
         part = _scaled(image, target, (box.left, box.top, box.right, box.bottom))
-    return part.transpose(reading._TURNS[orientation]) if orientation in reading._TURNS else part
+    return part.transpose(TURNS[orientation]) if orientation in TURNS else part
 
 
 def _scaled(image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]) -> Image.Image:

@@ -13,6 +13,7 @@ import io
 import os
 import re
 import stat
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from patchlight.errors import PatchlightError
+from patchlight.files import printable
 from patchlight.geometry import Box, Size, upright
 
 Reason = Literal[
@@ -55,7 +57,7 @@ _PLUGINS = {
     "AVIF": "AvifImagePlugin",
 }
 
-_TURNS = {
+TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -64,6 +66,12 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+"""How an image that is stored with an EXIF orientation is put upright."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+LONGEST_CHUNK = 32_000_000
+"""Bytes of what a PNG holds besides pixels, in one piece: profiles and XMP have far less, and Pillow reads it whole."""
 
 Colour8 = tuple[int, int, int]
 """(red, green, blue), 0 to 255."""
@@ -108,43 +116,43 @@ def decode(
     an eighth of its size, which is several times faster (twice, if it is progressive), and stays at least twice as
     large as `fast_size`. Other formats, and PIL images, are decoded whole.
     """
-    name = "image" if isinstance(source, bytes | Image.Image) else _printable(os.fspath(source))
+    name = "image" if isinstance(source, bytes | Image.Image) else printable(os.fspath(source))
     if fast_size is not None and min(fast_size) < 1:
         raise PatchlightError(f"fast_size={fast_size} must be more than 0; it is the (height, width) to scale to")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_quiet())
+        stack.enter_context(quiet())
         try:
             if isinstance(source, Image.Image):
                 return _decode_open(source, name, None, max_pixels, background)
-            file = stack.enter_context(io.BytesIO(source) if isinstance(source, bytes) else _open_file(source, name))
-            image = stack.enter_context(_open_image(file, name))
+            file = stack.enter_context(io.BytesIO(source) if isinstance(source, bytes) else open_file(source, name))
+            image = stack.enter_context(open_image(file, name))
             return _decode_open(image, name, fast_size, max_pixels, background)
         except ImageError:
             raise
         except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
-            raise _explain(error, name) from None
+            raise explain(error, name) from None
 
 
 def _decode_open(
     image: Image.Image, name: str, fast_size: Size | None, max_pixels: int, background: Colour8
 ) -> Decoded:
     """Decode what Pillow has identified and not yet read."""
-    _check_size(image.size, name, max_pixels)
+    check_size(image.size, name, max_pixels)
     orientation = 1
     if image.format in ("JPEG", "MPO", "TIFF"):  # a PNG's may stand behind its pixels
-        orientation = _orientation(image)
+        orientation = orientation_of(image)
     full_size, drafted = (image.height, image.width), None
     if fast_size is not None and image.format in ("JPEG", "MPO"):
         height, width = fast_size
         drafted = image.draft(None, (2 * height, 2 * width) if orientation >= 5 else (2 * width, 2 * height))
     image.load()
-    turn = _orientation(image)  # Pillow has turned a TIFF already, and says 1
+    turn = orientation_of(image)  # Pillow has turned a TIFF already, and says 1
     orientation = turn if turn != 1 else orientation
     stored_region = Box(*drafted[1]) if drafted else Box(0, 0, image.width, image.height)
     region = upright(stored_region, (image.height, image.width), turn)
-    rgb = _to_rgb(image, background)
-    if turn in _TURNS:
-        rgb = rgb.transpose(_TURNS[turn])
+    rgb = to_rgb(image, background)
+    if turn in TURNS:
+        rgb = rgb.transpose(TURNS[turn])
     elif rgb is image:
         rgb = image.copy()
     rgb.info = {}  # or the next reader of its EXIF would turn it once more
@@ -158,7 +166,7 @@ def _decode_open(
 # Opening
 
 
-def _open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
+def open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
     """Open a regular file and nothing else: a pipe would wait for ever, a device may never end."""
     try:
         _check_regular(os.stat(path), name)
@@ -173,7 +181,11 @@ def _open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
         return file
     except ImageError:
         raise
-    except (FileNotFoundError, ValueError):  # there can be none where the path holds a zero byte
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise ImageError(name, "unreadable", "its symbolic link leads to nothing") from None
+        raise ImageError(name, "missing", "there is no such file") from None
+    except ValueError:  # the path holds a zero byte
         raise ImageError(name, "missing", "there is no such file") from None
     except OSError as error:
         detail = {
@@ -209,7 +221,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in _PLUGINS if name in Image.OPEN)
 
 
-def _open_image(file: IO[bytes], name: str) -> Image.Image:
+def open_image(file: IO[bytes], name: str) -> Image.Image:
     """Identify an image by its first bytes, whatever its name says; its pixels are not read yet."""
     head = file.read(1024)
     if not head:
@@ -218,10 +230,31 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
     # "mif1" alone may be HEIC or AVIF.
     if re.match(rb"....ftyp(hei[cxms]|hevc|m[is]f1)", head, re.DOTALL) and b"avi" not in head[:32]:
         return _open_heic(file, name)
+    if head.startswith(_PNG):
+        _check_chunks(file, name)
     try:
         return Image.open(file, formats=_formats())
     except UnidentifiedImageError:
         raise _identify(head, name) from None
+
+
+def _check_chunks(file: IO[bytes], name: str) -> None:
+    """Refuse a PNG that Pillow would fill the memory with, before it does: by the lengths of its chunks alone."""
+    end = file.seek(0, os.SEEK_END)
+    place, kind = len(_PNG), b""
+    while place + 8 <= end and kind != b"IEND":
+        file.seek(place)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        held = min(length, end - place)  # a length that is damaged says more
+        if held > LONGEST_CHUNK and kind not in (b"IDAT", b"fdAT"):  # of pixels there are as many as the size says
+            raise ImageError(
+                name,
+                "too-large",
+                f"it holds {held / 1e6:.0f} MB besides its pixels, in a chunk {ascii(kind)[2:-1]}, and the limit is "
+                f"{LONGEST_CHUNK / 1e6:.0f}; save it anew without that",
+            )
+        place += 8 + length + 4
+    file.seek(0)
 
 
 def _open_heic(file: IO[bytes], name: str) -> Image.Image:
@@ -236,18 +269,19 @@ def _open_heic(file: IO[bytes], name: str) -> Image.Image:
     return image
 
 
-def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    """Refuse a (width, height) of more pixels than allowed."""
     width, height = size
     if width * height > max_pixels:
         raise ImageError(
             name,
             "too-large",
-            f"{width}x{height} is {width * height / 1e6:.0f} megapixels and the limit {max_pixels / 1e6:.0f}; "
-            "scale it down, or raise max_pixels",
+            f"{width}x{height} is {width * height / 1e6:.0f} megapixels and the limit (max_pixels) "
+            f"{max_pixels / 1e6:.0f}; scale it down",
         )
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation_of(image: Image.Image) -> int:
     """The EXIF orientation, 1 where there is none or where the EXIF cannot be read."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -259,7 +293,8 @@ def _orientation(image: Image.Image) -> int:
 # Colours
 
 
-def _to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
+def to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
+    """As a viewer shows it, whatever the mode; the same image if it is RGB already."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _deep_grey_to_rgb(image, background)
     key = image.info.get("transparency")
@@ -311,7 +346,7 @@ def _deep_grey_to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
 # Failures
 
 
-def _explain(error: Exception, name: str) -> ImageError:
+def explain(error: Exception, name: str) -> ImageError:
     """The reason behind whatever Pillow raised."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, Image.DecompressionBombError):
@@ -369,11 +404,6 @@ def _identify(head: bytes, name: str) -> ImageError:
     return ImageError(name, "not-an-image", "its first bytes are of no image format that is read here")
 
 
-def _printable(path: str) -> str:
-    """The path in one line, whatever bytes are in it."""
-    return path if path.isprintable() else ascii(path)
-
-
 # Warnings
 
 _lock = threading.Lock()
@@ -382,7 +412,7 @@ _filters = warnings.catch_warnings()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep Pillow's warnings from being printed or raised: a photo is used or refused, with nothing in between.
 
     Python's filters belong to the whole process, so that threads which decode side by side must change them once, when

@@ -40,22 +40,6 @@ class Region:
     mask_hw: npt.NDArray[np.bool_]
 
 
-def boxes_of(
-    heat_hw: Any,
-    *,
-    threshold: float | None = None,
-    most: int | None = 1,
-    min_area: float = 0.0,
-    edges: Edges = "coverage",
-) -> list[tuple[float, float, float, float, float]]:
-    """The boxes around the warm regions of a map, those with the most heat first: (x0, y0, x1, y1, score) in patches.
-
-    See `regions_of`. The score is the mean heat of a region's patches.
-    """
-    regions = regions_of(heat_hw, threshold=threshold, most=most, min_area=min_area, edges=edges)
-    return [(*region.box, region.score) for region in regions]
-
-
 def regions_of(
     heat_hw: Any,
     *,

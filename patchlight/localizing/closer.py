@@ -1,6 +1,7 @@
 """Closer looks: a found box once more with more pixels, and large photos in overlapping tiles."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ MARGIN = 0.25
 
 OVERLAP = 0.25
 """Of neighbouring tiles, as a share of a tile: a subject on a border lies whole, or nearly so, in one of them."""
+
+BORDER = 0.03
+"""Of a tile's side: what ends so near to its border goes on in the next tile."""
 
 Tiles = tuple[int, int]
 """(down, across)."""
@@ -40,6 +44,18 @@ def around(box: Box, source_size: Size) -> Box:
     wide = box.expanded(MARGIN).clip(source_size)
     left, top = min(wide.left, source_size[1] - 1.0), min(wide.top, source_size[0] - 1.0)
     return Box(left, top, max(wide.right, left + 1), max(wide.bottom, top + 1))
+
+
+def cut_off(box: Box, part: Box, source_size: Size) -> bool:
+    """Whether a box that was found in a part of the photo ends at the part's border, where the photo goes on."""
+    height, width = source_size
+    room_x, room_y = BORDER * part.width, BORDER * part.height
+    return (
+        (part.left > 0.5 and box.left < part.left + room_x)
+        or (part.top > 0.5 and box.top < part.top + room_y)
+        or (part.right < width - 0.5 and box.right > part.right - room_x)
+        or (part.bottom < height - 0.5 and box.bottom > part.bottom - room_y)
+    )
 
 
 class Mosaic:
@@ -69,6 +85,26 @@ class Mosaic:
             Box(column * across, row * down, (column + width) * across, (row + height) * down)
             for row, column in self.corners()
         ]
+
+    def view(self, photo: Decoded, patch_size: tuple[float, float]) -> View:
+        """Of the photo in the joined map, as if the model had so many patches of this (height, width)."""
+        (rows, columns), (height, width), (down, across) = self.size, photo.source_size, patch_size
+        return View(
+            source_size=photo.source_size,
+            model_size=(round(rows * down), round(columns * across)),
+            scale=(rows * down / height, columns * across / width),
+            orientation=photo.orientation,
+        )
+
+    def covered(self, boxes: Sequence[Box], source_size: Size) -> Tensor:
+        """The patches of the joined map whose middle lies in one of the boxes (pixels of the photo), bool."""
+        (rows, columns), (height, width) = self.size, source_size
+        y_h1 = ((torch.arange(rows) + 0.5) * height / rows)[:, None]
+        x_1w = ((torch.arange(columns) + 0.5) * width / columns)[None]
+        mask_hw = torch.zeros(rows, columns, dtype=torch.bool)
+        for box in boxes:
+            mask_hw |= (y_h1 >= box.top) & (y_h1 < box.bottom) & (x_1w >= box.left) & (x_1w < box.right)
+        return mask_hw
 
     def joined(self, heat_Thw: Tensor, whole_hw: Tensor) -> Tensor:
         """One map of the photo from the tiles' and that of the whole photo, (down, across) patches of `size`.

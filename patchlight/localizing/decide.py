@@ -108,14 +108,26 @@ def decide(
     """
     if not regions:
         return "none", 0.0
-    confidence = confidence_of(measure(heat_hw, regions[0], apart), calibration)
+    confidence = confidence_beside(heat_hw, regions[0], apart, calibration)
     if len(apart) > 1:
         alone = [confidence_alone(heat_hw, region, apart, calibration) for region in apart]
         if sum(each >= calibration.sure for each in alone) > 1:
             return "several", confidence_alone(heat_hw, regions[0], apart, calibration)
+    return by_confidence(confidence, calibration), confidence
+
+
+def by_confidence(confidence: float, calibration: Calibration) -> Decision:
+    """The decision about one box."""
     if confidence >= calibration.sure:
-        return "subject", confidence
-    return ("unsure" if confidence >= calibration.nothing else "none"), confidence
+        return "subject"
+    return "unsure" if confidence >= calibration.nothing else "none"
+
+
+def confidence_beside(
+    heat_hw: npt.NDArray[np.floating], region: Region, regions: Sequence[Region], calibration: Calibration
+) -> float:
+    """The confidence in a region, against which the others speak."""
+    return confidence_of(measure(heat_hw, region, regions), calibration)
 
 
 def confidence_alone(

@@ -20,8 +20,8 @@ from patchlight.geometry import Box, View
 from patchlight.images.decode import MAX_PIXELS, Decoded, decode
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import Edges, Region, regions_of
-from patchlight.localizing.closer import Mosaic, Tiles, around, look_at
-from patchlight.localizing.decide import GENERIC, Decision, decide
+from patchlight.localizing.closer import Mosaic, Tiles, around, cut_off, look_at
+from patchlight.localizing.decide import GENERIC, Decision, by_confidence, confidence_alone, confidence_beside, decide
 from patchlight.localizing.heat import Looks, Method, resolve_method
 from patchlight.weights.groups import Named
 from patchlight.weights.load import Loaded, load
@@ -34,6 +34,9 @@ MOST_TILES = 16
 
 LIKE_THE_FIRST = 0.5
 """How far the box of a second look overlaps the first one at least; else it is of something else."""
+
+SAME_SUBJECT = 0.5
+"""The share of the smaller of two boxes that both cover, from which on they are of one subject."""
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
 
@@ -49,6 +52,8 @@ class Subject:
     """In pixels of the photo, upright as a viewer shows it."""
     score: float
     """The mean heat of its patches, 0 to 1; to be compared within one method only."""
+    confidence: float
+    """That its box overlaps a subject's by half or more; of several, if the others are subjects, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,7 @@ class Localization:
     """What was found in one photo."""
 
     subjects: tuple[Subject, ...]
-    """Those with the most heat first; empty where nothing stands out."""
+    """Those with the most heat first (of tiles see `localize_tiles`); empty where nothing stands out."""
     decision: Decision
     """Whether the first box can be relied on; boxes are given whatever it says."""
     confidence: float
@@ -191,7 +196,7 @@ def look_again(
         again = localize_batch(loaded, images_BCHW, views, found[part[0][0]].method, threshold=threshold)
         for (index, subject), closer in zip(part, again, strict=True):
             fits = closer.subjects and closer.subjects[0].box.iou(subject.box) >= LIKE_THE_FIRST
-            boxes[index].append(Subject(closer.subjects[0].box, subject.score) if fits else subject)
+            boxes[index].append(dataclasses.replace(subject, box=closer.subjects[0].box) if fits else subject)
     return [dataclasses.replace(each, subjects=tuple(boxes[index])) for index, each in enumerate(found)]
 
 
@@ -207,39 +212,79 @@ def localize_tiles(
 ) -> Localization:
     """Find the subjects of one photo in overlapping tiles, (down, across), and in the whole of it.
 
-    The tiles' heat maps are joined to one, see `Mosaic`, so that a subject across a border is one, and the result is
-    as if the model had so many patches.
+    Each tile is looked at as a photo of its own, and what its border cuts off is left to the others. What the whole
+    photo is sure of comes first, since of a large subject a tile shows a part; else the find with the most confidence
+    does. The others follow by their confidence; of the tiles' finds those that are sure, and none at all that is less
+    than `nothing`. The heat of all looks is joined to one map, see `Mosaic`.
     """
-    used = resolve_method(loaded, method)
-    config = loaded.model.config
+    used, config = resolve_method(loaded, method), loaded.model.config
+    calibration = calibration_for(loaded, used)
     model_size = loaded.preprocess.config.image_size
-    mosaic = Mosaic(tiles, config.grid_for(model_size))
+    mosaic, patch_size = Mosaic(tiles, config.grid_for(model_size)), patch_pixels(config, model_size)
     height, width = photo.source_size
     parts = [Box(0, 0, width, height), *mosaic.boxes(photo.source_size)]
-    maps, named = [], None
+    maps, views, named = [], [], None
     for start in range(0, len(parts), LOOKS_AT_ONCE):
-        images = [look_at(photo, part, loaded.preprocess)[0] for part in parts[start : start + LOOKS_AT_ONCE]]
-        looks = Looks(loaded, torch.stack(images), [method])
-        maps.append(looks.heat(method).cpu())
+        seen = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
+        looks = Looks(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [method])
+        maps.append(looks.heat(method).float().cpu())
+        views += [view for _, view in seen]
         if not start and loaded.groups is not None:
             named = loaded.groups.named(looks.logits()[:1])[0]  # by the whole photo
     heat_Thw = torch.cat(maps)
-    heat_hw = mosaic.joined(heat_Thw[1:], heat_Thw[0])
-    down, across = patch_size = patch_pixels(config, model_size)
-    frame = (round(mosaic.size[0] * down), round(mosaic.size[1] * across))
-    view = View(
-        source_size=photo.source_size,
-        model_size=frame,
-        scale=(mosaic.size[0] * down / height, mosaic.size[1] * across / width),
-        orientation=photo.orientation,
+
+    def in_tile(heat_hw: Tensor, view: View) -> tuple[Subject, ...]:
+        # What lies beside a find in its tile may be a part of what the whole photo shows.
+        alone = most != 1
+        return _from_one(heat_hw, view, patch_size, used, most, threshold, 0.0, calibration, alone=alone).subjects
+
+    whole = _from_one(heat_Thw[0], views[0], patch_size, used, most, threshold, min_area, calibration)
+    sure = whole.decision in ("subject", "several")
+    best, others = whole.subjects[:1], whole.subjects[1:]
+    first = [*best, *(each for each in others if _is_sure(each, calibration))] if sure else []
+    small = [
+        subject
+        for part, heat_hw, view in zip(parts[1:], heat_Thw[1:], views[1:], strict=True)
+        for subject in in_tile(heat_hw, view)
+        if not cut_off(subject.box, part, photo.source_size) and subject.box.area >= min_area * height * width
+    ]
+    small.sort(key=lambda subject: -subject.confidence)
+    # Every tile has something that is warmer than the rest of it.
+    small = [each for place, each in enumerate(small) if _is_sure(each, calibration) or not (place or sure)]
+    further = [*(each for each in whole.subjects if each not in first), *small]
+    subjects = _apart(first, sorted(further, key=lambda subject: -subject.confidence))
+    # The best one stays, so that a photo has a box whatever its decision says.
+    subjects = [each for place, each in enumerate(subjects) if not place or each.confidence >= calibration.nothing]
+    subjects = subjects[:most]
+    confidence = subjects[0].confidence if subjects else 0.0
+    decision = whole.decision if sure else by_confidence(confidence, calibration)
+    if sum(_is_sure(each, calibration) for each in subjects) > 1:
+        decision = "several"
+    found = dataclasses.replace(
+        whole,
+        subjects=tuple(subjects),
+        decision=decision,
+        confidence=confidence,
+        heat_hw=mosaic.joined(heat_Thw[1:], heat_Thw[0]),
+        mask_hw=mosaic.covered([each.box for each in subjects], photo.source_size),
+        view=mosaic.view(photo, patch_size),
     )
-    found = _from_one(heat_hw, view, patch_size, used, most, threshold, min_area, calibration_for(loaded, used))
-    return found if named is None else _named(found, named)
+    return found if named is None else with_name(found, named)
 
 
-def prepare(photo: Photo, preprocess: Preprocess) -> tuple[Tensor, View]:
-    """image_CHW as the model takes it, and its view; a large JPEG is decoded no larger than it is needed."""
-    return preprocess(photo if isinstance(photo, Decoded | np.ndarray) else read(photo, preprocess))
+def _is_sure(subject: Subject, calibration: Calibration) -> bool:
+    return subject.confidence >= calibration.sure
+
+
+def _apart(first: Sequence[Subject], further: Sequence[Subject]) -> list[Subject]:
+    """The first ones, and those of the further ones that show neither a part of one before nor again the same."""
+    chosen = list(first)
+    for subject in further:
+        shared = [subject.box.intersection(other.box).area for other in chosen]
+        smaller = [min(subject.box.area, other.box.area) for other in chosen]
+        if all(area < SAME_SUBJECT * least for area, least in zip(shared, smaller, strict=True)):
+            chosen.append(subject)
+    return chosen
 
 
 def read(
@@ -276,10 +321,10 @@ def localize_batch(
     if loaded.groups is None:
         return found
     named = loaded.groups.named(looks.logits())
-    return [_named(each, name) for each, name in zip(found, named, strict=True)]
+    return [with_name(each, name) for each, name in zip(found, named, strict=True)]
 
 
-def _named(found: Localization, named: Named) -> Localization:
+def with_name(found: Localization, named: Named) -> Localization:
     """With what the photo is called; where that is something that moves, it is not empty, though nothing stands out."""
     missed = found.decision == "none" and found.subjects and named.group in MOVING
     return dataclasses.replace(found, named=named, decision="unsure" if missed else found.decision)
@@ -320,7 +365,10 @@ def _from_one(
     threshold: float | None,
     min_area: float,
     calibration: Calibration,
+    *,
+    alone: bool = False,
 ) -> Localization:
+    """`alone` says that regions do not speak against each other's subjects, as where there are several."""
     levels_hw = heat_hw.numpy()
 
     def in_photo(region: Region) -> Box:
@@ -333,9 +381,13 @@ def _from_one(
         for each in regions_by(method, levels_hw, most, threshold, min_area)
     )
     decision, confidence = decide(levels_hw, regions, apart, calibration)
+    trust = confidence_alone if alone or decision == "several" else confidence_beside
+    sure = [trust(levels_hw, region, apart, calibration) for region in regions]
     mask_hw = np.logical_or.reduce([region.mask_hw for region in regions], initial=False)
     return Localization(
-        subjects=tuple(Subject(in_photo(region), region.score) for region in regions),
+        subjects=tuple(
+            Subject(in_photo(region), region.score, each) for region, each in zip(regions, sure, strict=True)
+        ),
         decision=decision,
         confidence=confidence,
         heat_hw=heat_hw,

@@ -1,7 +1,6 @@
 """The report page in a real browser, opened from disk. Skipped where there is no Playwright or no Chromium."""
 
 import base64
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from PIL import Image
 
 from patchlight.batch.report import thumbnail, write_report
 
+BOX = {"xyxy": [100.0, 75.0, 300.0, 225.0], "score": 0.8}
 DECISIONS = ["subject", "several", "unsure", "none"]
 HOSTILE = [
     "</script><script>document.title='broken'</script>.jpg",
@@ -43,7 +43,7 @@ def page(browser: Any) -> Iterator[Any]:
 def ok_row(path: str, decision: str, confidence: float, *, size: tuple[int, int] = (400, 300)) -> dict[str, Any]:
     levels = np.arange(256, dtype=np.uint8)
     return {
-        "version": 3,
+        "version": 4,
         "path": path,
         "status": "ok",
         "reason": None,
@@ -52,7 +52,7 @@ def ok_row(path: str, decision: str, confidence: float, *, size: tuple[int, int]
         "decision": decision,
         "confidence": confidence,
         "method": "subject",
-        "boxes": [{"xyxy": [100.0, 75.0, 300.0, 225.0], "score": 0.8}] if decision != "none" else [],
+        "boxes": [BOX | {"confidence": confidence}] if decision != "none" else [],
         "crops": [],
         "heat": {"size": [16, 16], "levels": base64.b64encode(levels.tobytes()).decode()},
     }
@@ -66,12 +66,11 @@ def error_row(path: str) -> dict[str, Any]:
 
 def report(folder: Path, rows: list[dict[str, Any]], thumbs: bool = True) -> str:
     (folder / "thumbs").mkdir(parents=True)
-    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     picture = thumbnail(Image.new("RGB", (400, 300), (60, 120, 60)))
-    for number, row in enumerate(rows):
-        if row["status"] == "ok" and thumbs:
-            (folder / "thumbs" / f"{number}.jpg").write_bytes(picture)
-    return write_report(folder, title="<b>Title</b>", root=folder).as_uri()
+    names = [f"{number:04x}.jpg" if row["status"] == "ok" and thumbs else "" for number, row in enumerate(rows)]
+    for name in filter(None, names):
+        (folder / "thumbs" / name).write_bytes(picture)
+    return write_report(folder, rows, names, title="<b>Title</b>", root=folder).as_uri()
 
 
 def wait_until(page: Any, expression: str) -> None:
@@ -110,8 +109,20 @@ def test_least_confident_first_with_box_and_heat(page: Any, tmp_path: Path) -> N
     assert "the file has no <b>bytes</b>" in page.locator(".fault").text_content()
 
 
+def test_each_of_several_boxes_has_its_confidence(page: Any, tmp_path: Path) -> None:
+    boxes = [BOX | {"confidence": 0.92}, BOX | {"confidence": 0.0005}]
+    rows = [ok_row("two.jpg", "subject", 0.92) | {"boxes": boxes}, ok_row("one.jpg", "subject", 0.95)]
+    page.goto(report(tmp_path / "run", rows))
+    page.locator(".open").first.click()
+    said = page.locator("#values").text_content()
+    assert "score 0.80, 92 % confident" in said
+    assert "score 0.80, 0 % confident" in said
+    page.keyboard.press("ArrowRight")
+    assert "confident" not in page.locator("#values").text_content(), "the photo's own says it"
+
+
 def test_a_box_that_was_decided_against_is_faint(page: Any, tmp_path: Path) -> None:
-    boxes = [{"xyxy": [100.0, 75.0, 300.0, 225.0], "score": 0.1}]
+    boxes = [BOX | {"score": 0.1, "confidence": 0.05}]
     rows = [ok_row("empty.jpg", "none", 0.05) | {"boxes": boxes}, ok_row("lost.jpg", "unsure", 0.2)]
     page.goto(report(tmp_path / "run", rows))
     assert shown_names(page) == ["empty.jpg", "lost.jpg"]
@@ -207,9 +218,7 @@ def test_enlarging_shows_the_original_and_its_crops(page: Any, tmp_path: Path) -
     row["crops"] = ["crops/x #1.jpg"]
     (tmp_path / "run" / "crops").mkdir(parents=True)
     Image.new("RGB", (50, 40)).save(tmp_path / "run" / "crops" / "x #1.jpg")
-    (tmp_path / "run" / "thumbs").mkdir()
-    (tmp_path / "run" / "results.jsonl").write_text(json.dumps(row) + "\n")
-    page.goto(write_report(tmp_path / "run", root=tmp_path / "run").as_uri())
+    page.goto(write_report(tmp_path / "run", [row], [""], root=tmp_path / "run").as_uri())
     page.locator(".open").click()
     wait_until(page, "document.querySelector('#stage img')?.naturalWidth === 640")
     wait_until(page, "document.querySelector('.crops img')?.naturalWidth === 50")
@@ -234,7 +243,7 @@ def test_names_are_text_and_nothing_else(page: Any, tmp_path: Path) -> None:
 
 def test_a_lost_thumbnail_is_a_grey_card(page: Any, tmp_path: Path) -> None:
     url = report(tmp_path / "run", [ok_row("a.jpg", "subject", 0.1), ok_row("b.jpg", "subject", 0.2)])
-    (tmp_path / "run" / "thumbs" / "0.jpg").unlink()
+    (tmp_path / "run" / "thumbs" / "0000.jpg").unlink()
     page.goto(url)
     page.wait_for_selector(".gone")
     assert page.locator(".gone").count() == 1

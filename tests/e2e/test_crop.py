@@ -1,8 +1,11 @@
 """The crop job as its users meet it: a process that is killed, stopped, started twice, and started again."""
 
+import contextlib
 import json
 import os
+import pty
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +16,9 @@ import pytest
 
 from camera_traps import Walk, save_bright, write_frames
 from crop_runs import everything_in, make_photos, rows_of, save_model
+from patchlight.batch.line import Progress
+from patchlight.commands import crop as command
+from patchlight.commands.crop import with_flags
 
 PROGRAM = """
 import sys, time
@@ -176,6 +182,68 @@ def test_a_signal_stops_cleanly(
     assert not [name for name in everything_in(out) if name.endswith(".tmp")]
 
 
+SLOW = """
+import sys, time
+from patchlight.batch import results, summary
+from patchlight.cli import main
+
+def slowly(function):
+    def slow(*given):
+        time.sleep(2)
+        return function(*given)
+    return slow
+
+where = sys.argv.pop(1)
+if where == "rows":
+    results.Journal.row = slowly(results.Journal.row)
+if where == "overlays":
+    summary.draw_overlay = slowly(summary.draw_overlay)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(("where", "number"), [("rows", signal.SIGTERM), ("overlays", signal.SIGINT)])
+def test_a_signal_while_results_are_written(
+    tmp_path: Path, photos: Path, model: Path, where: str, number: signal.Signals
+) -> None:
+    """All photos have their rows, and there is much to write yet; another process keeps away until that is done."""
+    (tmp_path / "program.py").write_text(SLOW)
+    out = tmp_path / "out"
+
+    def begin(where: str) -> "subprocess.Popen[str]":
+        options = ["--out", str(out), "--model", str(model), "--device", "cpu", "--workers", "0", "--overlay"]
+        command = [sys.executable, str(tmp_path / "program.py"), where, "crop", str(photos), *options]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    process = begin(where)
+    deadline = time.monotonic() + 60
+    while not list(out.glob({"rows": ".results.jsonl.*.tmp", "overlays": "overlays/*.jpg"}[where])):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    other, _, complained = finish(begin("nowhere"))
+    assert (other, process.poll()) == (2, None)
+    assert "another process is at work there" in complained
+    process.send_signal(number)
+    begun = time.monotonic()
+    code, said, complained = finish(process)
+    assert time.monotonic() - begun < 10, "all of it would take a minute"
+    assert (code, said) == (128 + number, "")
+    assert complained == (
+        f"patchlight: {out}: stopped while the results were written; run the same command again to go on\n"
+    )
+    assert not (out / "summary.json").exists()
+    drawn = {path: path.stat().st_mtime_ns for path in out.glob("overlays/*.jpg")}
+    assert len(drawn) < 30
+    assert finish(begin("nowhere"))[0] == 3
+    assert len(rows_of(out)) == 31
+    assert len(list(out.glob("overlays/*.jpg"))) == 30
+    assert {path: path.stat().st_mtime_ns for path in drawn} == drawn, "what was drawn is not drawn again"
+    assert not list(out.rglob("*.tmp"))
+    code, said, _ = finish(begin("rows"))
+    assert (code, said.splitlines()[0]) == (3, "nothing was to do: all of it is there, and as it was written")
+
+
 def test_the_second_of_two_ends(tmp_path: Path, photos: Path, model: Path) -> None:
     out = tmp_path / "out"
     first = start(tmp_path, model, out, pause=2)
@@ -235,8 +303,92 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
     assert "4 files skipped: not photos (.txt 2, no ending 1, .mov 1)\n" in done.stdout
     assert "not among these" not in done.stdout
     (tmp_path / "photos" / "001.jpg").unlink()
-    assert "1 crop is of a photo that is not among these any more, and left as it was\n" in crop("photos").stdout
+    said = "1 crop is of a photo that is not among these any more or cannot be reached, and left as it was\n"
+    assert said in crop("photos").stdout
     assert crop("photos/notes.txt").stdout.startswith("1 photo: nothing; 1 failed; 0 crops in found\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "in_flags"),
+    [
+        ("margin=nan is a share", "--margin nan is a share"),
+        ("min_area=3.0 is a share", "--min-area 3.0 is a share"),
+        ("batch_size=0 must be 1 or more", "--batch 0 must be 1 or more"),
+        ("out='' is no folder", "--out '' is no folder"),
+        ("burst=True does not go with tiles=2, for", "--burst does not go with --tiles 2, for"),
+        ("o: was begun with margin=0.03, not 0.1; use", "o: was begun with --margin 0.03, not 0.1; use"),
+        ('o: was begun with aspect="free", not "1:1"; use', 'o: was begun with --aspect "free", not "1:1"; use'),
+        ("o: was begun with subjects=null, not 1; use", "o: was begun with --subjects all, not 1; use"),
+        ("o: was begun with subjects=2, not null; use", "o: was begun with --subjects 2, not all; use"),
+        ("o: was begun with boxes_only=false, not true; use", "o: was begun without --boxes-only; use"),
+        ("o: was begun with boxes_only=true, not false; use", "o: was begun with --boxes-only, not without; use"),
+        ("o: was begun with size=null, not 100; use", "o: was begun without --size, not with 100; use"),
+        ("o: was begun with size=100, not null; use", "o: was begun with --size 100, not without; use"),
+        ('o: was begun with model="0f", not "1f"; use', 'o: was begun with model="0f", not "1f"; use'),
+        ("photos/size=3/a.jpg: there is no such file", "photos/size=3/a.jpg: there is no such file"),
+        ("size=3/a.jpg: there is no such file", "size=3/a.jpg: there is no such file"),
+        ("size=3: holds no photos", "size=3: holds no photos"),
+    ],
+)
+def test_messages_name_flags(said: str, in_flags: str) -> None:
+    assert with_flags(said) == in_flags
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", "o", "--margin", "abc"], ("--margin", "abc")),
+        (["--out", "o", "--size", "abc"], ("--size", "abc")),
+        (["--out", "o", "--margin", "nan"], ("--margin nan", "give a number from 0 to 10")),
+        (["--out", "o", "--workers", "-1"], ("--workers -1 must be 0 or more",)),
+        (["--out", "o", "--device", "meta"], ("--device 'meta' does not compute here", "use cpu")),
+        (["--out", ""], ("--out '' is no folder; name one",)),
+    ],
+)
+def test_mistakes_on_the_command_line(tmp_path: Path, model: Path, options: list[str], words: tuple[str, ...]) -> None:
+    make_photos(tmp_path / "photos", 1)
+    command = [sys.executable, "-m", "patchlight", "crop", "photos", "--model", str(model), *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert all(each in done.stderr for each in words), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 0.0)
+    with command.ProgressShown() as shown:
+        shown.watch(Progress(1_200, 40_000, 2, 9.5, 4084.2, "look"))
+        shown.watch(Progress(30_000, 40_000, 0, 20_000.0, 0.5, "write"))
+        monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 30.0)
+        shown.watch(Progress(40_000, 40_000, 0, 20_000.0, 0.5, "write"))
+    assert capfd.readouterr().err.splitlines() == [
+        "1,200 of 40,000: looking, 9.5 photos/s, 2 failed, 1:08:04 left",
+        "30,000 of 40,000: writing, 20,000 rows/s, 0:00:00 left",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_on_a_narrow_terminal_the_bar_gets_shorter(width: int) -> None:
+    program = """
+import sys
+from patchlight.batch.line import Progress
+from patchlight.commands.crop import ProgressShown
+with ProgressShown() as shown:
+    shown.watch(Progress(1_200, 40_000, 12, 9.5, 4084.2, "look"))
+"""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=theirs, env=environment)
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # the end, as Linux tells it
+        while part := os.read(ours, 4096):
+            said += part
+    os.close(ours)
+    assert process.wait() == 0
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).splitlines()[-1].strip("\r")
+    assert re.search(r" 1200/40000 looking, 9.5 photos/s, 12 failed (-:--:--|\d+:\d\d:\d\d)", last), last
+    assert last.count("\u2501") + last.count("\u2578") + last.count("\u257a") <= 40
 
 
 def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:

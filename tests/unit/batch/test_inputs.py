@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,7 @@ def test_what_is_named_is_taken_whatever_it_is_and_once(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     found = find_photos(["notes.txt", "a.jpg", ".", "./a.jpg", ".hidden.jpg"], Path("out"))
     assert names(found, tmp_path) == ["notes.txt", "a.jpg", ".hidden.jpg"]
+    assert found.named == tuple(str(tmp_path / name) for name in ("notes.txt", "a.jpg", ".hidden.jpg"))
     assert all(photo.found for photo in found.photos)
     assert found.skipped == {}, "the text was named, and is taken"
 
@@ -61,6 +63,21 @@ def test_what_is_named_and_not_there_is_a_mistake_unless_it_was_there_before(tmp
         find_photos(named, tmp_path / "out", lambda: [str(tmp_path / "a.jpg")])
     found = find_photos(named, tmp_path / "out", lambda: [str(tmp_path / "gone.jpg")])
     assert [photo.found for photo in found.photos] == [True, False]
+
+
+def test_what_lies_in_a_folder_that_may_not_be_entered_gets_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.lstat
+
+    def refuse(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "lstat", refuse)  # root may enter everything
+    (photo,) = find_photos([tmp_path / "closed" / "a.jpg"], tmp_path / "out").photos
+    assert photo.found
 
 
 def test_what_is_skipped_is_counted_by_its_ending(tmp_path: Path) -> None:

@@ -115,3 +115,23 @@ def test_workers_do_not_run_the_program_that_starts_them(tmp_path: Path) -> None
     )
     said = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60).stdout
     assert said.split() == ["begun", "b", "True"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_processes_are_started_is_heard_and_leaves_them_alone(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing.forkserver, os, signal, sys\n"
+        "from patchlight.batch.pool import Pool\n"
+        "from patchlight.signals import asked_to_stop\n"
+        "number, start = int(sys.argv[1]), multiprocessing.forkserver.ensure_running\n"
+        "def start_and_signal():\n"
+        "    os.kill(os.getpid(), number)\n"
+        "    start()\n"
+        "    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, number)\n"
+        "multiprocessing.forkserver.ensure_running = start_and_signal\n"
+        "with asked_to_stop() as asked, Pool(1) as pool:\n"
+        "    print(asked.signal, pool.submit(os.path.basename, '/a/b').result())\n"
+    )
+    said = subprocess.run([sys.executable, script, str(int(number))], capture_output=True, text=True, timeout=60)
+    assert (said.stdout.split(), said.stderr) == ([str(int(number)), "b"], "")

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from PIL import Image
 
 from patchlight.batch import report
-from patchlight.batch.report import thumbnail, thumbnail_path, write_report
+from patchlight.batch.report import current_pictures, mark_of, thumbnail, write_report
+from patchlight.batch.rows import read_rows
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import decode
 
@@ -29,16 +31,15 @@ HOSTILE = [
 
 def ok_row(path: str, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "version": 3, "path": path, "status": "ok", "reason": None, "detail": None, "size": [40, 30],
+        "version": 4, "path": path, "status": "ok", "reason": None, "detail": None, "size": [40, 30],
         "decision": "subject", "confidence": 0.5, "method": "subject", "boxes": [], "crops": [], "heat": None,
     }  # fmt: skip
     return row | changes
 
 
-def results(folder: Path, *rows: dict[str, Any]) -> Path:
+def written(folder: Path, *rows: dict[str, Any], thumbs: Sequence[str] = (), **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return write_report(folder, rows, thumbs or [""] * len(rows), **more)
 
 
 class _Elements(HTMLParser):
@@ -74,20 +75,16 @@ def rows_of(folder: Path) -> list[list[Any]]:
     return rows
 
 
-def colour_of(path: Path) -> tuple[int, ...]:
-    with Image.open(path) as image:
-        return tuple(round(level / 64) for level in image.resize((1, 1)).getpixel((0, 0)))  # type: ignore[union-attr]
-
-
 def test_no_name_breaks_out_of_the_page(tmp_path: Path) -> None:
-    plain = results(tmp_path / "plain", *(ok_row("a.jpg") for _ in HOSTILE))
-    hostile = results(
-        tmp_path / "hostile",
+    plain, hostile = tmp_path / "plain", tmp_path / "hostile"
+    written(plain, *(ok_row("a.jpg") for _ in HOSTILE), title=HOSTILE[0], root=tmp_path)
+    written(
+        hostile,
         *(ok_row(name, method=name, decision=name, crops=[name]) for name in HOSTILE[:-1]),
         ok_row(HOSTILE[-1], status="error", reason=HOSTILE[0], detail=HOSTILE[1]),
+        title=HOSTILE[0],
+        root=tmp_path,
     )
-    for folder in (plain, hostile):
-        write_report(folder, title=HOSTILE[0], root=tmp_path)
     assert page_of(hostile).tags == page_of(plain).tags
     assert [row[0] for row in rows_of(hostile)] == HOSTILE
     data = page_of(hostile).data
@@ -96,7 +93,7 @@ def test_no_name_breaks_out_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_policy_lets_only_the_pages_own_script_run(tmp_path: Path) -> None:
-    write_report(results(tmp_path / "run", ok_row("a.jpg")))
+    written(tmp_path / "run", ok_row("a.jpg"))
     page = page_of(tmp_path / "run")
     assert "default-src 'none'" in page.policy
     assert "unsafe" not in page.policy
@@ -107,37 +104,32 @@ def test_the_policy_lets_only_the_pages_own_script_run(tmp_path: Path) -> None:
     assert not re.search(r"<[^>]*\s(style|on\w+)=", text.split("<script>")[0])
 
 
-def test_missing_thumbnails_are_made_and_a_lost_photo_has_none(tmp_path: Path) -> None:
-    Image.new("RGB", (800, 600), (255, 0, 0)).save(tmp_path / "red.jpg")
-    folder = results(tmp_path / "run", ok_row("red.jpg"), ok_row("gone.jpg"), ok_row("bad.jpg", status="error"))
-    assert write_report(folder, root=tmp_path) == folder / "report.html"
-    assert [row[7] for row in rows_of(folder)[:2]] == [1, 0]
-    assert [path.name for path in (folder / "thumbs").iterdir()] == ["0.jpg"]
-    with Image.open(thumbnail_path(folder, 0)) as image:
-        assert image.size == (240, 180)
-    assert colour_of(thumbnail_path(folder, 0)) == (4, 0, 0)
+def test_rows_have_their_thumbnails(tmp_path: Path) -> None:
+    rows = [ok_row("a.jpg"), ok_row("gone.jpg"), ok_row("bad.jpg", status="error")]
+    written(tmp_path / "run", *rows, thumbs=["0123.jpg", "", ""])
+    assert [row[7] for row in rows_of(tmp_path / "run")[:2]] == ["0123.jpg", ""]
 
 
-def test_a_runners_thumbnail_stays_unless_it_is_anothers(tmp_path: Path) -> None:
-    Image.new("RGB", (80, 60), (255, 0, 0)).save(tmp_path / "red.png")
-    folder = results(tmp_path / "run", *(ok_row("red.png") for _ in range(3)))
-    (folder / "thumbs").mkdir()
+def test_pictures_are_known_by_their_marks(tmp_path: Path) -> None:
     blue = Image.new("RGB", (80, 60), (0, 0, 255))
-    thumbnail_path(folder, 0).write_bytes(thumbnail(blue))
-    thumbnail_path(folder, 1).write_bytes(thumbnail(blue, path="red.png"))
-    thumbnail_path(folder, 2).write_bytes(thumbnail(blue, path="blue.png"))  # a row was put in before it
-    write_report(folder, root=tmp_path)
-    assert [colour_of(thumbnail_path(folder, row)) for row in range(3)] == [(0, 0, 4), (0, 0, 4), (4, 0, 0)]
-
-
-def test_many_thumbnails_are_made_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "MANY", 4)
-    for shade in range(6):
-        Image.new("RGB", (50, 40), (50 * shade, 0, 0)).save(tmp_path / f"{shade}.png")
-    folder = results(tmp_path / "run", *(ok_row(f"{shade}.png") for shade in range(6)), ok_row("gone.png"))
-    write_report(folder, root=tmp_path, workers=2)
-    assert [row[7] for row in rows_of(folder)] == [1] * 6 + [0]
-    assert [colour_of(thumbnail_path(folder, shade))[0] for shade in range(6)] == [0, 1, 2, 2, 3, 4]
+    names = ["now.jpg", "then.jpg", "bare.jpg", "lost.jpg", "short.jpg", "empty.jpg"]
+    wanted = {name: mark_of(number) for number, name in enumerate(names)}
+    contents = {
+        "now.jpg": thumbnail(blue, mark=mark_of(0)),
+        "then.jpg": thumbnail(blue, mark=mark_of(77)),
+        "bare.jpg": thumbnail(blue),
+        "short.jpg": thumbnail(blue, mark=mark_of(4))[:-2],
+        "empty.jpg": b"",
+        "nobody.jpg": thumbnail(blue, mark=mark_of(4)),
+        "12.jpg": thumbnail(blue),
+        "mine.jpg": thumbnail(blue, mark=mark_of(0)),
+    }
+    assert current_pictures(tmp_path / "thumbs", wanted) == set()
+    (tmp_path / "thumbs").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "thumbs" / name).write_bytes(content)
+    assert current_pictures(tmp_path / "thumbs", wanted, ["nobody.jpg"]) == {"now.jpg"}
+    assert {path.name for path in (tmp_path / "thumbs").iterdir()} == {"now.jpg", "mine.jpg"}
 
 
 def test_thumbnail_has_the_photos_shape(tmp_path: Path) -> None:
@@ -165,11 +157,10 @@ def test_heat_of_many_photos_is_made_coarser(tmp_path: Path, monkeypatch: pytest
     levels_hw = np.zeros((56, 28), np.uint8)
     levels_hw[:28] = 200
     heat = {"size": [56, 28], "levels": base64.b64encode(levels_hw.tobytes()).decode(), "region": [0, 0, 20, 30]}
-    folder = results(tmp_path / "run", ok_row("a.jpg", heat=heat))
     for large, side in ((10, 32), (0, 16)):
         monkeypatch.setattr(report, "_LARGE", large)
-        write_report(folder)
-        height, width, text, region = rows_of(folder)[0][6]
+        written(tmp_path / "run", ok_row("a.jpg", heat=heat))
+        height, width, text, region = rows_of(tmp_path / "run")[0][6]
         assert (height, width) == (side, side // 2)
         small_hw = np.frombuffer(base64.b64decode(text), np.uint8).reshape(height, width)
         assert (small_hw[: side // 2] == 200).all()
@@ -179,16 +170,16 @@ def test_heat_of_many_photos_is_made_coarser(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("levels", ["", "!", base64.b64encode(b"abc").decode()])
 def test_a_broken_heat_map_is_left_out(tmp_path: Path, levels: str) -> None:
-    write_report(results(tmp_path / "run", ok_row("a.jpg", heat={"size": [2, 2], "levels": levels})))
+    written(tmp_path / "run", ok_row("a.jpg", heat={"size": [2, 2], "levels": levels}))
     assert rows_of(tmp_path / "run")[0][6] is None
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
-    row = ok_row("a.jpg", confidence=float("nan"), boxes=[{"xyxy": [1, 2.25, float("inf"), 4], "score": 0.12345}])
-    write_report(results(tmp_path / "run", row))
+    box = {"xyxy": [1, 2.25, float("inf"), 4], "score": 0.12345, "confidence": 0.00051}
+    written(tmp_path / "run", ok_row("a.jpg", confidence=float("nan"), boxes=[box]))
     packed = rows_of(tmp_path / "run")[0]
     assert packed[2] == 0
-    assert packed[4] == [[1, 2.2, 0, 4, 0.123]]
+    assert packed[4] == [[1, 2.2, 0, 4, 0.123, 0.0005]]
 
 
 def test_names_of_bytes_that_are_not_utf8(tmp_path: Path) -> None:
@@ -197,13 +188,12 @@ def test_names_of_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_bytes(
         json.dumps(row).encode() + b"\n" + json.dumps(row, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     )
-    write_report(tmp_path)
+    written(tmp_path, *read_rows(tmp_path / "results.jsonl"))
     assert [packed[0] for packed in rows_of(tmp_path)] == ["caf\udce9.jpg"] * 2
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    folder = results(tmp_path / "run", ok_row("a.jpg"), ok_row("b.jpg"))
-    pages = {write_report(folder, root=tmp_path).read_bytes() for _ in range(2)}
+    pages = {written(tmp_path / "run", ok_row("a.jpg"), ok_row("b.jpg")).read_bytes() for _ in range(2)}
     assert len(pages) == 1
 
 
@@ -211,19 +201,27 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "no such file"),
-        ('{"version": 3, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
+        ('{"version": 4, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
         ("[]\n", "line 1 is not a result"),
-        ('{"version": 4, "path": "a.jpg", "status": "ok"}\n', "version 4"),
+        ('{"version": 3, "path": "a.jpg", "status": "ok"}\n', "version 3"),
     ],
 )
-def test_results_that_cannot_be_shown(tmp_path: Path, content: str | None, words: str) -> None:
+def test_results_that_cannot_be_read(tmp_path: Path, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / "results.jsonl").write_text(content)
     with pytest.raises(PatchlightError, match=words):
-        write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+        list(read_rows(tmp_path / "results.jsonl"))
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **named: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(PatchlightError, match=r"report\.html: the disk is full; make room, and run .* again to go on"):
+        written(tmp_path, ok_row("a.jpg"))
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
-    write_report(results(tmp_path / "run"))
+    written(tmp_path / "run")
     assert rows_of(tmp_path / "run") == []

@@ -15,12 +15,16 @@ from patchlight.batch.formats import export
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import COLUMNS, Journal, ResultFolder, csv_line
 from patchlight.batch.rows import error_row
+from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 
 
 def ok_row(path: str, **changes: Any) -> dict[str, Any]:
-    boxes = [{"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.8}, {"xyxy": [150.0, 0.0, 200.0, 25.5], "score": 0.4}]
-    row = {"version": 3, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
+    boxes = [
+        {"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.8, "confidence": 0.9},
+        {"xyxy": [150.0, 0.0, 200.0, 25.5], "score": 0.7, "confidence": 0.0005},
+    ]
+    row = {"version": 4, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
     row |= {"decision": "several", "confidence": 0.9, "method": "subject", "boxes": boxes}
     row |= {"group": "animal", "group_confidence": 0.95, "label": None, "label_confidence": None}
     return row | {"crops": ["crops/a.jpg", "crops/a.crop2.jpg"], "heat": None} | changes
@@ -92,7 +96,7 @@ def test_cells_survive_whatever_is_in_them(one: str, other: str) -> None:
 def test_the_table(tmp_path: Path) -> None:
     rows = [ok_row("a,b\n.jpg"), error_row("=bad.jpg", "empty", "no bytes"), ok_row("\udcff.jpg", boxes=[], crops=[])]
     folder = ResultFolder(tmp_path)
-    folder.write_rows(lambda: iter(rows))
+    folder.write_rows(rows)
     with folder.table.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     assert tuple(table[0]) == COLUMNS
@@ -111,8 +115,9 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def exported(tmp_path: Path, name: str, rows: list[dict[str, Any]]) -> Any:
-    ResultFolder(tmp_path).write_rows(lambda: iter(rows))
-    return json.loads(export(tmp_path, name, base="/photos", detector="tiny").read_text())
+    calibration = Calibration(bias=0.0, sure=0.7, nothing=0.2)
+    made = export(tmp_path, name, lambda: iter(rows), base="/photos", detector="tiny", calibration=calibration)
+    return json.loads(made.read_text())
 
 
 ROWS = [
@@ -132,12 +137,14 @@ def test_megadetector(tmp_path: Path) -> None:
     made = exported(tmp_path, "megadetector", ROWS)
     assert set(made) == {"info", "detection_categories", "images"}
     assert made["info"]["format_version"] == "1.4"
+    thresholds = {"typical_detection_threshold": 0.7, "conservative_detection_threshold": 0.2}
+    assert made["info"]["detector_metadata"] == thresholds
     assert made["detection_categories"]["1"] == "animal"
     first, bad, empty, odd = made["images"]
     assert first["file"] == "cam1/a.jpg"
     assert first["detections"] == [
         {"category": "1", "conf": 0.9, "bbox": [0.05, 0.2, 0.5, 0.5]},
-        {"category": "1", "conf": 0.45, "bbox": [0.75, 0.0, 0.25, 0.255]},
+        {"category": "1", "conf": 0.0005, "bbox": [0.75, 0.0, 0.25, 0.255]},
     ]
     assert bad == {"file": "bad.jpg", "failure": "truncated: it ends too early", "detections": None}
     assert empty["detections"] == odd["detections"] == []
@@ -174,9 +181,10 @@ def test_coco(tmp_path: Path) -> None:
     first, second = made["annotations"]
     assert (first["id"], first["image_id"], first["bbox"], first["area"]) == (1, 1, [10.0, 20.0, 100.0, 50.0], 5000.0)
     assert (second["bbox"], second["iscrowd"], second["category_id"]) == ([150.0, 0.0, 50.0, 25.5], 0, 1)
+    assert (first["score"], second["score"]) == (0.9, 0.0005)
     assert {each["image_id"] for each in made["annotations"]} <= {image["id"] for image in made["images"]}
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(PatchlightError, match="megadetector"):
-        export(tmp_path, "xml", base="/")
+        export(tmp_path, "xml", lambda: iter([]), base="/")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import struct
 import threading
 import time
@@ -22,13 +23,15 @@ from PIL import Image
 from crop_runs import everything_in, make_photos, photo, rows_of, save_model
 from patchlight.batch import finder, results, work
 from patchlight.batch import line as line_module
-from patchlight.batch.line import Progress
+from patchlight.batch import summary as summary_module
+from patchlight.batch.line import Progress, Stopped
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import region_around
+from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.find import localize
 from patchlight.weights.load import load
 
@@ -76,7 +79,7 @@ def test_rows_are_what_localize_finds(photos: Path, tmp_path: Path, model: Path)
     rows = rows_of(tmp_path / "out")
     assert len(rows) == len(found) == summary.photos == 6
     for row, each, path in zip(rows, found, sorted(photos.iterdir()), strict=True):
-        assert row["version"] == 3
+        assert row["version"] == 4
         assert (row["path"], row["status"], row["reason"], row["detail"]) == (str(path), "ok", None, None)
         assert row["size"] == [160, 120]
         assert (row["decision"], row["method"]) == (each.decision, each.method)
@@ -86,6 +89,8 @@ def test_rows_are_what_localize_finds(photos: Path, tmp_path: Path, model: Path)
             ends = [subject.box.left, subject.box.top, subject.box.right, subject.box.bottom]
             assert box["xyxy"] == pytest.approx(ends, abs=0.051)
             assert box["score"] == pytest.approx(subject.score, abs=1e-4)
+            assert box["confidence"] == pytest.approx(subject.confidence, abs=1e-4)
+        assert row["boxes"][0]["confidence"] == row["confidence"]
         levels = np.frombuffer(base64.b64decode(row["heat"]["levels"]), np.uint8).reshape(row["heat"]["size"])
         np.testing.assert_allclose(levels / 255, each.heat_hw.numpy(), atol=0.003)
 
@@ -115,7 +120,7 @@ def test_the_folder(photos: Path, tmp_path: Path, model: Path) -> None:
     assert summary.seconds > 0
     assert summary.rate > 0
     assert summary.exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "out" / "thumbs").iterdir()) == [f"{n}.jpg" for n in range(6)]
+    assert len(list((tmp_path / "out" / "thumbs").iterdir())) == 6
 
 
 def test_boxes_only(photos: Path, tmp_path: Path, model: Path) -> None:
@@ -146,13 +151,28 @@ def test_progress(photos: Path, tmp_path: Path, model: Path) -> None:
     assert all(each.rate > 0 for each in seen)
 
 
+def test_progress_of_what_is_written_at_the_end(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Progress] = []
+    crop(photos, tmp_path / "quick", model, watch=seen.append, overlay=True)
+    assert {each.stage for each in seen} == {"crop"}, "what takes no time goes without saying"
+    monkeypatch.setattr(line_module, "_WATCH_SECONDS", 0.0)
+    crop(photos, tmp_path / "slow", model, watch=seen.append, overlay=True)
+    for stage in ("write", "draw"):
+        assert [each.done for each in seen if each.stage == stage][:5] == [1, 2, 3, 4, 5]
+        assert all(each.total == 6 and each.rate > 0 for each in seen if each.stage == stage)
+
+
 def test_a_second_look_and_tiles_are_those_of_localize(photos: Path, tmp_path: Path, model: Path) -> None:
-    settings = CropSettings(second_look=True, tiles=2)
+    settings = CropSettings(second_look=True, tiles=2, subjects=3)
     crop(photos, tmp_path / "out", model, settings)
-    found = localize(sorted(photos.iterdir()), load(model), second_look=True, tiles=2, batch_size=1)
+    found = localize(sorted(photos.iterdir()), load(model), second_look=True, tiles=2, subjects=3, batch_size=1)
     for row, each in zip(rows_of(tmp_path / "out"), found, strict=True):
         box = each.subjects[0].box
         assert row["boxes"][0]["xyxy"] == pytest.approx([box.left, box.top, box.right, box.bottom], abs=0.051)
+        sure = [subject.confidence for subject in each.subjects]
+        assert [box["confidence"] for box in row["boxes"]] == pytest.approx(sure, abs=1e-4)
 
 
 def test_lossless_says_once_what_it_lacks(photos: Path, tmp_path: Path, model: Path, monkeypatch: Any) -> None:
@@ -160,8 +180,36 @@ def test_lossless_says_once_what_it_lacks(photos: Path, tmp_path: Path, model: P
     lines: list[str] = []
     crop(photos, tmp_path / "out", model, CropSettings(lossless=True), tell=lines.append)
     assert len(lines) == 1
-    assert "jpegtran" in lines[0]
+    assert "apt install libjpeg-turbo-progs" in lines[0]
     assert all(row["crops"] for row in rows_of(tmp_path / "out"))
+
+
+def test_crops_that_a_lossless_run_had_to_encode_are_counted(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo(50).save(photos / "a.png")
+    photo(51).save(photos / "b.jp2")
+    plain = crop(photos, tmp_path / "plain", model)
+    assert (plain.encoded, plain.crops) == (None, 8)
+    assert (tmp_path / "plain" / "crops" / "b.jp2.crop1.jpg").is_file()
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "jpegtran"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    out, settings = tmp_path / "out", CropSettings(lossless=True)
+    with pytest.raises(Cut):
+        crop(photos, out, model, settings, watch=stop_after(3))
+    assert crop(photos, out, model, settings).encoded == 6, "neither the PNG nor the JPEG 2000 is a JPEG"
+    assert crop(photos, out, model, settings).encoded == 6
+    assert json.loads((out / "summary.json").read_text())["encoded"] == 6
+
+
+@pytest.mark.skipif(shutil.which("jpegtran") is None, reason="jpegtran is not installed")
+def test_lossless(photos: Path, tmp_path: Path, model: Path) -> None:
+    lines: list[str] = []
+    assert crop(photos, tmp_path / "out", model, CropSettings(lossless=True), tell=lines.append).encoded == 0
+    assert lines == []
 
 
 @pytest.mark.parametrize(
@@ -183,7 +231,9 @@ def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_mistakes_leave_no_folder_behind(photos: Path, tmp_path: Path, model: Path) -> None:
+def test_mistakes_leave_no_folder_behind(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(PatchlightError, match="typo"):
         crop(tmp_path / "typo", out, model)
@@ -197,7 +247,14 @@ def test_mistakes_leave_no_folder_behind(photos: Path, tmp_path: Path, model: Pa
         crop(photos, out, model, formats=["xml"])
     with pytest.raises(PatchlightError, match="workers"):
         crop(photos, out, model, workers=-1)
+    for device in ("meta", "nonsense", "cuda:77"):
+        with pytest.raises(PatchlightError, match=f"^device='{device}' does not compute here"):
+            crop_photos([photos], out, model=model, device=device)
     assert not out.exists()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PatchlightError, match=r"^out='' is no folder; name one"):
+        crop_photos([photos], "", model=model)
+    assert not (tmp_path / ".run").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(PatchlightError, match="cannot be written"):
         crop(photos, tmp_path / "file", model)
@@ -259,6 +316,28 @@ def test_a_model_that_is_too_large_is_said(photos: Path, tmp_path: Path, model: 
         crop(photos, tmp_path / "out", model)
 
 
+def test_a_gpu_that_fails_is_one_line(photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+    def broken(*given: Any, **named: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(finder, "localize_batch", broken)
+    monkeypatch.setattr(finder, "localize", broken)
+    loaded = load(model)
+    seen = work.read_photo(str(photos / "000.jpg"), loaded.preprocess.config, None)
+    assert isinstance(seen, work.Seen)
+    one = finder.Finder(loaded, CropSettings(), 1, print)
+    monkeypatch.setattr(Preprocess, "batch", lambda *given: torch.zeros(1, 3, 32, 32))
+    for look in (lambda: one.look_at([seen]), lambda: one.look_closely([str(photos / "000.jpg")])):
+        one.device = torch.device("cuda")
+        with pytest.raises(PatchlightError, match=r"^cuda failed \(CUDA error: an illegal .* with --device cpu$"):
+            look()
+        one.device = torch.device("cpu")
+        with pytest.raises(RuntimeError, match="illegal"):
+            look()
+
+
 def test_photos_of_different_sizes(tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", resize="shortest", crop="none")
     photos = tmp_path / "photos"
@@ -310,14 +389,210 @@ def test_the_model_is_packed_once_and_only_for_photos_that_have_no_row(
     assert all(each is calls[0] for each in shown)
 
 
-def test_what_is_missing_at_the_end_is_written(photos: Path, tmp_path: Path, model: Path, looked_at: list[int]) -> None:
-    crop(photos, tmp_path / "out", model)
-    whole = everything_in(tmp_path / "out")
-    for name in ("results.jsonl", "results.csv", "report.html", "summary.json", ".run/finished.json"):
-        (tmp_path / "out" / name).unlink()
-        crop(photos, tmp_path / "out", model)
-        assert everything_in(tmp_path / "out") == whole
+@pytest.mark.parametrize("how", ["lost", "changed"])
+def test_what_was_lost_or_changed_at_the_end_is_written_again(
+    photos: Path, tmp_path: Path, model: Path, looked_at: list[int], how: str
+) -> None:
+    out = tmp_path / "out"
+    crop(photos, out, model, formats=["coco"])
+    whole = everything_in(out)
+    (thumb, *_) = (name for name in whole if name.startswith("thumbs"))
+    own = ("results.jsonl", "results.csv", "report.html", "summary.json", "coco.json", ".run/finished.json")
+    for name in (*own, *([thumb] if how == "lost" else [])):
+        if how == "lost":
+            (out / name).unlink()
+        else:
+            (out / name).write_text("x\n")
+        assert not crop(photos, out, model, formats=["coco"]).nothing_to_do
+        assert everything_in(out) == whole, name
+        assert crop(photos, out, model).nothing_to_do
     assert len(looked_at) == 6
+
+
+def test_a_photo_keeps_its_thumbnail(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counting(file: str, *rest: Any) -> bool:
+        made.append(file)
+        return work.make_thumbnail(file, *rest)
+
+    monkeypatch.setattr(summary_module, "make_thumbnail", counting)
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    before = {path: path.stat().st_mtime_ns for path in (out / "thumbs").iterdir()}
+    photo(20).save(photos / "0.jpg")
+    crop(photos, out, model)
+    after = {path: path.stat().st_mtime_ns for path in (out / "thumbs").iterdir()}
+    assert (len(after), {path: after[path] for path in before}) == (7, before)
+    (photos / "0.jpg").unlink()
+    (out / "thumbs" / "3.jpg").write_bytes(b"of an earlier version, which numbered them")
+    crop(photos, out, model)
+    assert set((out / "thumbs").iterdir()) == set(before), "those of nobody go"
+    assert made == []
+    # One that shows what the photo was, as after a run without a report.
+    photo(21).save(photos / "000.jpg")
+    crop(photos, out, model, report=False)
+    crop(photos, out, model)
+    assert made == [str(photos / "000.jpg")]
+
+
+def test_a_folder_of_before_is_brought_up_to_date(photos: Path, tmp_path: Path, model: Path) -> None:
+    """One whose thumbnails have numbers, and which does not say what its files were like."""
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    whole = everything_in(out)
+    finished = json.loads((out / ".run" / "finished.json").read_text())
+    kept = ("inputs_sha256", "computed", "seconds", "photos_per_second")
+    (out / ".run" / "finished.json").write_text(json.dumps({name: finished[name] for name in kept}))
+    for number, path in enumerate(sorted((out / "thumbs").iterdir())):
+        path.rename(out / "thumbs" / f"{number}.jpg")
+    assert crop(photos, out, model).computed == 0
+    assert everything_in(out) == whole
+
+
+def test_photos_that_were_moved_are_known_again(
+    photos: Path, tmp_path: Path, model: Path, looked_at: list[int]
+) -> None:
+    (photos / "deep").mkdir()
+    photo(9).save(photos / "deep" / "a.jpg")
+    (photos / "deep" / "bad.jpg").write_bytes(b"no photo")
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    lines: list[str] = []
+    crop(photos, out, model, overlay=True)
+    overlays = everything_in(out / "overlays")
+    photos.rename(moved)
+    looked_at.clear()
+    photo(10).save(moved / "new.jpg")
+    summary = crop(moved, out, model, tell=lines.append)
+    assert (len(looked_at), summary.computed, summary.crops_of_others) == (1, 1, 0)
+    assert lines == ["8 photos were moved since the last run: rows and crops are kept"]
+    assert everything_in(out / "overlays") == overlays, "they show the same"
+    lines.clear()
+    assert crop(moved, out, model, tell=lines.append).nothing_to_do
+    assert lines == []
+    shutil.rmtree(out / "overlays")
+    crop(moved, tmp_path / "fresh", model)
+    assert everything_in(out) == everything_in(tmp_path / "fresh")
+    # They are where they were once more, and there twice: no two have the same crops.
+    shutil.copytree(moved, photos)
+    both = crop([photos, moved], out, model)
+    names = [name for row in rows_of(out) for name in row["crops"]]
+    assert both.crops == len(names) == len(set(names)) == 16
+
+
+def test_what_lies_where_a_photo_was_moved_from_is_another(photos: Path, tmp_path: Path, model: Path) -> None:
+    """Unless its size, time and content are the same, and the other one is gone."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    crop(photos, out, model)
+    shutil.copytree(photos, other)
+    assert crop(other, out, model).computed == 6, "the photos are all still there"
+    shutil.rmtree(photos)
+    shutil.rmtree(out)
+    crop(other, out, model)
+    other.rename(photos)
+    photo(11).save(photos / "003.jpg")
+    os.utime(photos / "004.jpg", ns=(1, 1))
+    assert crop(photos, out, model).computed == 2
+
+
+def test_another_photo_of_the_same_name_size_and_time_is_another(
+    tmp_path: Path, model: Path, looked_at: list[int]
+) -> None:
+    """As cameras that number their pictures write them, on a card whose clock stands still."""
+    out = tmp_path / "out"
+    for seed, folder in enumerate(("cam1", "cam2")):
+        (tmp_path / folder).mkdir()
+        photo(seed, 640, 480).save(tmp_path / folder / "IMG_0001.bmp")
+        # One that differs in its middle alone.
+        strip = Image.new("RGB", (640, 480))
+        strip.paste((255, 250 - seed, 0), (200, 200, 400, 280))
+        strip.save(tmp_path / folder / "IMG_0002.bmp")
+        for path in (tmp_path / folder).iterdir():
+            os.utime(path, ns=(10**18, 10**18))
+    crop(tmp_path / "cam1", out, model)
+    shutil.rmtree(tmp_path / "cam1")
+    lines: list[str] = []
+    summary = crop(tmp_path / "cam2", out, model, tell=lines.append)
+    assert (summary.computed, summary.crops_of_others, lines) == (2, 2, [])
+    crop(tmp_path / "cam2", tmp_path / "fresh", model)
+    for row, fresh in zip(rows_of(out), rows_of(tmp_path / "fresh"), strict=True):
+        assert row | {"crops": 0} == fresh | {"crops": 0}
+        assert (out / row["crops"][0]).read_bytes() == (tmp_path / "fresh" / fresh["crops"][0]).read_bytes()
+
+
+def test_a_journal_that_knows_no_contents_follows_no_photo(photos: Path, tmp_path: Path, model: Path) -> None:
+    """One of an earlier version."""
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    crop(photos, out, model)
+    journal = out / ".run" / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert len({record.pop("content") for record in records}) == 6
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    photos.rename(moved)
+    assert crop(moved, out, model).computed == 6
+
+
+def test_photos_whose_crops_have_marked_names_are_known_again(tmp_path: Path, model: Path) -> None:
+    photos, moved, out = tmp_path / "photos", tmp_path / "moved", tmp_path / "out"
+    (photos / "deep").mkdir(parents=True)
+    for number, name in enumerate(("deep/a.jpg", "deep/A.JPG", f"{'long' * 60}.jpg", "b.jpg")):
+        photo(number).save(photos / name)
+    crop(photos, out, model)
+    before = rows_of(out)
+    assert sum("~" in row["crops"][0] for row in before) == 2
+    for there, here in ((photos, moved), (moved, photos)):
+        there.rename(here)
+        lines: list[str] = []
+        summary = crop(here, out, model, tell=lines.append)
+        assert lines == ["4 photos were moved since the last run: rows and crops are kept"]
+        assert (summary.computed, summary.crops_of_others) == (0, 0)
+    assert rows_of(out) == before
+
+
+def test_photos_of_one_name_in_two_folders_are_known_again(tmp_path: Path, model: Path) -> None:
+    """Each was alone in its run, so that both had the same path in their folders."""
+    out = tmp_path / "out"
+    for seed, folder in enumerate(("one", "other")):
+        (tmp_path / folder).mkdir()
+        photo(seed).save(tmp_path / folder / "a.jpg")
+        crop(tmp_path / folder, out, model)
+    names = [row["crops"] for row in rows_of(out)]
+    (tmp_path / "one").rename(tmp_path / "gone")
+    (tmp_path / "other").rename(tmp_path / "moved")
+    summary = crop(tmp_path / "moved", out, model)
+    assert (summary.computed, summary.crops_of_others) == (0, 1)
+    assert [row["crops"] for row in rows_of(out)] == names
+
+
+def test_photos_that_come_back_elsewhere_are_known_again(photos: Path, tmp_path: Path, model: Path) -> None:
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    paths: list[Any] = sorted(photos.iterdir())
+    crop(paths, out, model)
+    photos.rename(moved)
+    assert crop(paths, out, model).reasons == {"missing": 6}
+    summary = crop(moved, out, model)
+    assert (summary.computed, summary.failed, summary.crops, summary.crops_of_others) == (0, 0, 6, 0)
+
+
+def test_a_signal_while_moved_photos_are_looked_for(
+    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    crop(photos, out, model)
+    photos.rename(moved)
+
+    def signalling(file: str) -> str | None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return work.content_of(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "content_of", signalling)
+        with pytest.raises(Stopped, match="stopped before photos were looked at"):
+            crop(moved, out, model)
+    assert rows_in_journal(out) == 7, "one was known again"
+    assert crop(moved, out, model).computed == 0
 
 
 def test_new_changed_and_removed_photos(photos: Path, tmp_path: Path, model: Path, looked_at: list[int]) -> None:
@@ -333,17 +608,11 @@ def test_new_changed_and_removed_photos(photos: Path, tmp_path: Path, model: Pat
     assert summary.crops_of_others == 1
     crop(photos, tmp_path / "fresh", model)
     got, wanted = everything_in(out), everything_in(tmp_path / "fresh")
-    # The original may have been moved away because there is a crop of it, so that stays, and is counted; thumbnails are
-    # told apart by a mark.
+    # The original may have been moved away because there is a crop of it, so that stays, and is counted.
     assert got.pop("crops/004.jpg")
-    assert json.loads(got["summary.json"])["crops_of_others"] == 1
-    assert json.loads(wanted["summary.json"])["crops_of_others"] == 0
-    assert {name for name in got if not name.startswith("thumbs")} == {n for n in wanted if not n.startswith("thumbs")}
-    for name in ("results.jsonl", "results.csv", "report.html"):
-        assert got[name] == wanted[name]
-    for name in got:
-        if name.startswith("crops"):
-            assert got[name] == wanted[name]
+    counts = [json.loads(each.pop("summary.json"))["crops_of_others"] for each in (got, wanted)]
+    assert counts == [1, 0]
+    assert got == wanted
 
 
 def test_crops_of_photos_that_were_removed_are_said_and_left(photos: Path, tmp_path: Path, model: Path) -> None:
@@ -374,6 +643,72 @@ def test_a_named_photo_that_has_gone_since_gets_a_row_when_the_run_goes_on(tmp_p
     assert [row["status"] for row in rows_of(tmp_path / "out")] == ["ok", "error", "ok"]
 
 
+def test_a_named_photo_that_goes_before_it_has_a_row_gets_one_when_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    paths: list[Any] = make_photos(tmp_path / "photos", 40)
+    with pytest.raises(Cut):
+        crop(paths, out, model, watch=stop_after(1))
+    assert rows_in_journal(out) < 40
+    paths[-1].unlink()
+    with pytest.raises(PatchlightError, match=r"typo\.jpg: there is no such file"):
+        crop([*paths, tmp_path / "photos" / "typo.jpg"], out, model)
+    summary = crop(paths, out, model)
+    assert (summary.photos, summary.reasons) == (40, {"missing": 1})
+    assert crop(paths[:2], out, model).failed == 0
+    assert crop(paths, out, model).reasons == {"missing": 1}, "other inputs meanwhile change nothing"
+
+
+def test_crops_of_photos_that_cannot_be_reached_wait_for_them(
+    photos: Path, tmp_path: Path, model: Path, looked_at: list[int]
+) -> None:
+    """As those behind links to a disk that is not mounted."""
+    out, links, away = tmp_path / "out", tmp_path / "links", tmp_path / "not mounted"
+    links.mkdir()
+    for path in [*photos.iterdir()]:
+        (links / path.name).symlink_to(path)
+    crop(links, out, model)
+    whole = everything_in(out)
+    crops = {name: content for name, content in whole.items() if name.startswith("crops")}
+    assert len(crops) == 6
+    photos.rename(away)
+    for _ in range(2):
+        summary = crop(links, out, model)
+        assert (summary.failed, summary.crops, summary.crops_of_others) == (6, 0, 6)
+        assert [row["crops"] for row in rows_of(out)] == [[]] * 6
+        assert {name: content for name, content in everything_in(out).items() if name.startswith("crops")} == crops
+    away.rename(photos)
+    looked_at.clear()
+    summary = crop(links, out, model)
+    assert (summary.computed, summary.failed, summary.crops_of_others, looked_at) == (0, 0, 0, [])
+    assert everything_in(out) == whole
+    assert crop(links, out, model).nothing_to_do
+
+
+def test_crops_that_wait_for_a_photo_go_when_it_comes_back_as_another(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    paths: list[Any] = make_photos(tmp_path / "photos", 4)
+    stamps = [path.stat() for path in paths]
+    crop(paths, out, model)
+    for path in paths:
+        path.unlink()
+    assert crop(paths, out, model).reasons == {"missing": 4}
+    assert len(list((out / "crops").iterdir())) == 4
+    photo(50).save(paths[0])
+    paths[1].write_bytes(b"no photo any more")
+    shutil.copy(make_photos(tmp_path / "same", 4)[2], paths[2])
+    os.utime(paths[2], ns=(stamps[2].st_atime_ns, stamps[2].st_mtime_ns))
+    (out / "crops" / "002.jpg").unlink()
+    crop(paths, out, model)
+    assert [row["crops"] for row in rows_of(out)] == [["crops/000.jpg"], [], ["crops/002.jpg"], []]
+    assert sorted(path.name for path in (out / "crops").iterdir()) == ["000.jpg", "002.jpg", "003.jpg"]
+    paths.pop()
+    crop(paths, tmp_path / "fresh", model)
+    for name in ("000.jpg", "002.jpg"):
+        assert (out / "crops" / name).read_bytes() == (tmp_path / "fresh" / "crops" / name).read_bytes()
+    assert crop(paths, out, model, overwrite=True).crops_of_others == 0
+    assert sorted(path.name for path in (out / "crops").iterdir()) == ["000.jpg", "002.jpg"]
+
+
 def test_files_that_are_no_photos_are_counted(photos: Path, tmp_path: Path, model: Path) -> None:
     for name in ("notes.txt", "more.txt", "clip.mov"):
         (photos / name).write_bytes(b"x")
@@ -402,6 +737,35 @@ def test_a_crop_that_was_deleted_is_made_again(photos: Path, tmp_path: Path, mod
     (tmp_path / "out" / "crops" / "003.jpg").unlink()
     assert crop(photos, tmp_path / "out", model).computed == 1
     assert everything_in(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("length", [0, 300, -1])
+def test_crops_and_pictures_that_were_damaged_are_made_again(
+    photos: Path, tmp_path: Path, model: Path, length: int
+) -> None:
+    out = tmp_path / "out"
+    crop(photos, out, model, overlay=True)
+    whole = everything_in(out)
+    thumb = sorted(name for name in whole if name.startswith("thumbs"))[2]
+    for name, computed in (("crops/003.jpg", 1), (thumb, 0), ("overlays/004.jpg.jpg", 0)):
+        (out / name).write_bytes(whole[name][:length])
+        again = crop(photos, out, model, overlay=True)
+        assert (again.nothing_to_do, again.computed) == (False, computed), name
+        assert everything_in(out) == whole
+        assert crop(photos, out, model, overlay=True).nothing_to_do
+
+
+def test_crops_of_a_journal_without_sizes_are_taken_as_they_are(photos: Path, tmp_path: Path, model: Path) -> None:
+    """One of an earlier version."""
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    journal = out / ".run" / "journal.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert [len(record.pop("sizes")) for record in records] == [1] * 6
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert crop(photos, out, model).computed == 0
+    (out / "crops" / "001.jpg").unlink()
+    assert crop(photos, out, model).computed == 1
 
 
 def test_other_spelling_of_the_same_photos(
@@ -441,7 +805,7 @@ def test_a_folder_of_another_version_is_refused_as_that(photos: Path, tmp_path: 
     out = tmp_path / "out"
     crop(photos, out, model)
     settings = json.loads((out / ".run" / "run.json").read_text())
-    del settings["version"]  # as before rows had groups
+    settings["version"] = 3  # when boxes had no confidence
     (out / ".run" / "run.json").write_text(json.dumps(settings))
     with pytest.raises(PatchlightError, match="was begun by another version of this program"):
         crop(photos, out, model)
@@ -504,6 +868,42 @@ def test_it_goes_on_where_it_was(photos: Path, tmp_path: Path, model: Path, look
 
 def rows_in_journal(out: Path) -> int:
     return len((out / ".run" / "journal.jsonl").read_bytes().splitlines())
+
+
+@pytest.mark.parametrize("in_a_new_folder", [False, True])
+def test_a_run_that_overwrites_goes_on_where_it_was_and_begins_anew_once_it_has_finished(
+    photos: Path, tmp_path: Path, model: Path, looked_at: list[int], in_a_new_folder: bool
+) -> None:
+    out, wide = tmp_path / "out", CropSettings(margin=0.2)
+    crop(photos, tmp_path / "whole", model, wide)
+    if not in_a_new_folder:
+        crop(photos, out, model)
+    lines: list[str] = []
+    with pytest.raises(Cut):
+        crop(photos, out, model, wide, overwrite=True, watch=stop_after(3), tell=lines.append)
+    assert lines == []
+    finished = rows_in_journal(out)
+    looked_at.clear()
+    assert crop(photos, out, model, wide, overwrite=True, tell=lines.append).computed == 6 - finished < 6
+    assert lines == [f"{out}: was begun anew with these settings and stopped: this goes on with it"]
+    assert everything_in(out) == everything_in(tmp_path / "whole")
+    assert crop(photos, out, model, wide, overwrite=True).computed == 6, "that one had finished"
+    assert crop(photos, out, model, wide).nothing_to_do
+
+
+def test_a_run_that_overwrites_begins_anew_after_others(photos: Path, tmp_path: Path, model: Path) -> None:
+    out, wide = tmp_path / "out", CropSettings(margin=0.2)
+    lines: list[str] = []
+    with pytest.raises(Cut):
+        crop(photos, out, model, watch=stop_after(3))
+    with pytest.raises(Cut):
+        crop(photos, out, model, overwrite=True, watch=stop_after(1), tell=lines.append)
+    assert lines == [], "the first had not been told to"
+    assert crop(photos, out, model, wide, overwrite=True).computed == 6, "with other settings it is another"
+    with pytest.raises(Cut):
+        crop(photos, out, model, overwrite=True, watch=stop_after(1))
+    assert crop(photos, out, model).computed < 6, "without being told again, too, it goes on"
+    assert crop(photos, out, model, overwrite=True).computed == 6
 
 
 @pytest.mark.parametrize("left", [0, 1, 50, 900, -1])
@@ -578,7 +978,7 @@ def _fill_disk(patch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> None:
             raise OSError(28, "No space left on device")
         return open_file(path, mode, *rest, **named)
 
-    def no_append(journal: Any, *given: Any) -> None:
+    def no_append(journal: Any, *given: Any, **named: Any) -> None:
         if full(journal.path):
 
             class Full:
@@ -590,7 +990,7 @@ def _fill_disk(patch: pytest.MonkeyPatch, full: Callable[[Path], bool]) -> None:
 
             journal._file.close()
             journal._file = Full()
-        append(journal, *given)
+        append(journal, *given, **named)
 
     patch.setattr(Path, "write_bytes", no_bytes)
     patch.setattr(Path, "open", no_open)

@@ -8,12 +8,11 @@ import pytest
 from PIL import Image
 
 from crop_runs import make_photos, rows_of, save_model
-from patchlight.batch.overlay import write_overlays
 from patchlight.batch.results import WRITTEN
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.errors import PatchlightError
-from patchlight.localizing.boxes import boxes_of
+from patchlight.localizing.boxes import regions_of
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +46,30 @@ def test_patterns_and_pictures_do_not_feed_a_run_with_itself(
     make_photos(tmp_path / "photos", 2)
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert crop_photos(["**/*.jpg"], "photos/out", model=model, workers=0).photos == 2
-        assert len(list(write_overlays(Path("photos/out")))) == 2
+        assert crop_photos(["**/*.jpg"], "photos/out", model=model, workers=0, overlay=True).photos == 2
+        assert len(list(Path("photos/out/overlays").iterdir())) == 2
     assert crop_photos(["photos"], "photos/out", model=model, workers=0).photos == 2
 
 
 def test_beginning_anew_leaves_nothing_of_the_old_run(tmp_path: Path, model: Path) -> None:
     make_photos(tmp_path / "photos", 2)
     out = tmp_path / "out"
-    crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco"])
-    list(write_overlays(out))
-    crop_photos([tmp_path / "photos"], out, CropSettings(margin=0.5), model=model, workers=0, overwrite=True)
+    crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco"], overlay=True)
+    settings = CropSettings(margin=0.5)
+    crop_photos([tmp_path / "photos"], out, settings, model=model, workers=0, overwrite=True, report=False)
     assert not (out / "coco.json").exists()
-    assert list((out / "overlays").iterdir()) == []
+    assert not (out / "report.html").exists()
+    assert list((out / "overlays").iterdir()) == list((out / "thumbs").iterdir()) == []
 
 
 def test_heat_of_a_model_that_sees_the_middle_alone_is_drawn_there(tmp_path: Path) -> None:
     model = save_model(tmp_path / "central", resize="shortest", crop_pct=0.8)
     Image.new("RGB", (300, 100), (0, 0, 150)).save(tmp_path / "wide.png")
-    crop_photos([tmp_path / "wide.png"], tmp_path / "out", model=model, workers=0)
+    crop_photos([tmp_path / "wide.png"], tmp_path / "out", model=model, workers=0, overlay=True)
     (row,) = rows_of(tmp_path / "out")
     x0, y0, x1, y1 = row["heat"]["region"]
     assert (x0, y0, x1, y1) == pytest.approx((110, 10, 190, 90), abs=4)
-    (picture,) = write_overlays(tmp_path / "out")
-    with Image.open(picture) as image:
+    with Image.open(tmp_path / "out" / "overlays" / "wide.png.jpg") as image:
         red_W = np.asarray(image)[20:80, :, 0].mean(0)
     assert red_W[:90].max() < 40
     assert red_W[:90].mean() < red_W[120:180].mean() - 5
@@ -85,13 +84,12 @@ def test_a_faint_narrow_region_keeps_its_box() -> None:
     heat = np.zeros((16, 16))
     heat[4:8, 3] = 0.45
     heat[10:12, 10:12] = 0.3
-    ((x0, y0, x1, y1, _),) = boxes_of(heat, threshold=0.25, most=1)
+    ((x0, y0, x1, y1),) = (region.box for region in regions_of(heat, threshold=0.25, most=1))
     assert (x0, x1) == (3, 4)
     assert 3.5 < y0 < 5 < 7 < y1 < 8.5
     single = np.zeros((16, 16))
     single[3, 3] = 0.45
-    ((x0, y0, x1, y1, _),) = boxes_of(single, threshold=0.25)
-    assert (x0, y0, x1, y1) == (3, 3, 4, 4)
+    assert [region.box for region in regions_of(single, threshold=0.25)] == [(3, 3, 4, 4)]
 
 
 def test_two_dots_after_a_link_lead_where_the_system_says(
@@ -113,7 +111,14 @@ def test_exports_follow_the_results_and_a_second_run_does_nothing(tmp_path: Path
     again = crop_photos([tmp_path / "photos"], out, model=model, workers=0, formats=["coco"])
     assert again.exports == (out / "coco.json",)
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    make_photos(tmp_path / "photos", 1, first=2)
+    for count, lost in ((3, []), (4, ["summary.json"]), (5, ["summary.json", ".run/finished.json"])):
+        make_photos(tmp_path / "photos", 1, first=count - 1)
+        for name in lost:
+            (out / name).unlink()
+        crop_photos([tmp_path / "photos"], out, model=model, workers=0)
+        assert len(json.loads((out / "coco.json").read_text())["images"]) == count
+        assert len(json.loads((out / "results.json").read_text())) == count
+    (out / "results.json").unlink()
     crop_photos([tmp_path / "photos"], out, model=model, workers=0)
-    assert len(json.loads((out / "coco.json").read_text())["images"]) == 3
-    assert len(json.loads((out / "results.json").read_text())) == 3
+    assert json.loads((out / "summary.json").read_text())["exports"] == ["coco"]
+    assert not (out / "results.json").exists(), "what was taken away is not wanted"

@@ -103,6 +103,7 @@ def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_pa
         else:
             assert row["decision"] == "unsure"
             assert row["confidence"] == GENERIC["subject"].nothing
+            assert {box["confidence"] for box in row["boxes"]} == {row["confidence"]}
             assert best_box(row).iou(place_of(*place)) > 0.6
             assert row["crops"]
     assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
@@ -390,10 +391,30 @@ def test_deleted_or_changed_after_the_look(
     with monkeypatch.context() as patch:
         patch.setattr(line_module, "judged", meanwhile)
         assert crop(photos, tmp_path / "out", model).reasons == {"gone" if how == "deleted" else "changed": 1}
+    assert [row["burst"] is None for row in rows_of(tmp_path / "out")] == [number == 3 for number in range(8)]
     crop(photos, tmp_path / "out", model)
     crop(photos, tmp_path / "fresh", model)
     for name in ("results.jsonl", "results.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+
+
+def test_crops_of_frames_that_cannot_be_reached_wait_for_them(
+    photos: Path, tmp_path: Path, model: Loaded, looked_at: list[int]
+) -> None:
+    out, links, away = tmp_path / "out", tmp_path / "links", tmp_path / "away"
+    links.mkdir()
+    for path in [*photos.iterdir()]:
+        (links / path.name).symlink_to(path)
+    crops = crop(links, out, model).crops
+    whole = everything_in(out)
+    photos.rename(away)
+    summary = crop(links, out, model)
+    assert (summary.failed, summary.crops, summary.crops_of_others) == (8, 0, crops)
+    assert crops > 0
+    away.rename(photos)
+    looked_at.clear()
+    assert crop(links, out, model).computed == 0
+    assert (everything_in(out), looked_at) == (whole, [])
 
 
 def test_processes_and_batches_change_nothing(tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,3 +455,17 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
     monkeypatch.setattr(line_module, "judged", given_back)
     crop(tmp_path / "photos", tmp_path / "out", model, boxes_only=True)
     assert 4 <= most <= 12
+
+
+def test_frames_that_were_moved_are_looked_at_again_and_keep_the_names_of_their_crops(
+    photos: Path, tmp_path: Path, model: Loaded
+) -> None:
+    """A burst is known by its folder, too."""
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    crop(photos, out, model)
+    photos.rename(moved)
+    lines: list[str] = []
+    assert crop(moved, out, model, tell=lines.append).crops_of_others == 0
+    assert lines == ["8 photos were moved since the last run: crops keep their names"]
+    crop(moved, tmp_path / "fresh", model)
+    assert everything_in(out) == everything_in(tmp_path / "fresh")

@@ -4,15 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import patchlight as pl
 from crop_runs import make_photos, rows_of, save_model
+from patchlight.batch.looks import Look, judged
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
+from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
-from patchlight.weights.groups import Groups
+from patchlight.geometry import View
+from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
 GROUPS = ("animal/bird", "animal/bird", "thing", "vehicle", "unknown")
@@ -67,3 +71,27 @@ def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> 
     save(loaded, tmp_path / "other", groups=Groups(loaded.labels, ("thing",) * 5))
     with pytest.raises(PatchlightError, match=r"begun with model\.groups="):
         crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
+
+
+def a_look(group: str, size: int = 96) -> Look:
+    """A frame in which hardly anything stands out."""
+    heat_hw = np.full((8, 8), 0.02, np.float32)
+    heat_hw[3:5, 3:5] = 0.1
+    view = View(source_size=(size, size), model_size=(32, 32), scale=(32 / size, 32 / size))
+    named = Named(group, None if group == "unknown" else 0.9, None, None)
+    return Look(heat_hw, view, np.full((16, 16, 3), 90, np.uint8), named)
+
+
+def judged_alone(looks: list[Look]) -> list[tuple[str, bool]]:
+    config = pl.variant("Ti/4", image_size=32)
+    calibration = Calibration(bias=-8.0, mean=10.0, sure=0.7, nothing=0.1)
+    times = [30.0 * place for place in range(len(looks))]
+    found = judged(looks, times, config, "subject", calibration, 1, None, 0.0)
+    return [(each.decision, unchanged) for each, unchanged in found]
+
+
+def test_a_frame_that_shows_an_animal_is_not_empty() -> None:
+    assert judged_alone([a_look("thing")]) == [("none", False)]
+    assert judged_alone([a_look("animal")]) == [("unsure", False)]
+    # A scene that never changes is empty, whatever it is called.
+    assert judged_alone([a_look("animal")] * 12) == [("none", True)] * 12

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import ExifTags, Image, ImageCms, JpegImagePlugin
+from PIL import ExifTags, Image, ImageCms, JpegImagePlugin, PngImagePlugin
 
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
@@ -216,29 +216,45 @@ def test_a_corrupt_exif_is_left_out(tmp_path: Path) -> None:
     assert "exif" not in open_crop(crop.content).info
 
 
-def test_xmp_and_iptc_stay(tmp_path: Path) -> None:
+THUMBNAIL = b"a thumbnail of the whole photo"
+
+
+def segment(marker: int, body: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_xmp_and_iptc_stay(tmp_path: Path, lossless: bool, request: pytest.FixtureRequest) -> None:
+    """And tell of the crop; what shows the whole photo does not."""
+    how = Cut(jpegtran=request.getfixturevalue("jpegtran")) if lossless else Cut()
     path = tmp_path / "a.jpg"
-    xmp = (
-        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description dc:rights="J. Doe" tiff:Orientation="6">'
-        b"<exif:PixelXDimension>96</exif:PixelXDimension></rdf:Description></x:xmpmeta>"
+    about = (
+        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description dc:rights="J. Doe" tiff:Orientation="%d" '
+        b'tiff:ImageLength="%d"><exif:PixelXDimension>%d</exif:PixelXDimension>%s</rdf:Description></x:xmpmeta>'
     )
+    xmp = about % (6, 64, 96, b"<xmp:Thumbnails><rdf:Alt>" + THUMBNAIL + b"</rdf:Alt></xmp:Thumbnails>")
     iptc = b"\x1c\x02\x74\x00\x05J.Doe"  # the copyright notice
     blocks = b"".join(
         b"8BIM" + struct.pack(">HHI", number, 0, len(body)) + body + b"\0" * (len(body) % 2)
-        for number, body in ((0x0404, iptc), (0x040C, b"a thumbnail of the whole photo"))
+        for number, body in ((0x0404, iptc), (0x040C, THUMBNAIL))
     )
-    photoshop = b"Photoshop 3.0\0" + blocks
-    extra = b"\xff\xed" + struct.pack(">H", len(photoshop) + 2) + photoshop
+    extra = segment(0xED, b"Photoshop 3.0\0" + blocks) + segment(0xE0, b"JFXX\0\x10" + THUMBNAIL)
+    extra += segment(0xE1, b"http://ns.adobe.com/xmp/extension/\0" + THUMBNAIL)
     picture().save(path, exif=with_exif(6, (64, 96)), xmp=xmp, extra=extra)
-    for crop in cut_out(path, [Box(0, 0, 20, 30), Box(10, 10, 60, 50)], Cut()):
+    assert path.read_bytes().count(THUMBNAIL) == 4
+    for crop in cut_out(path, [Box(0, 0, 20, 30), Box(10, 10, 60, 50)], how):
         made = open_crop(crop.content)
-        assert made.info["xmp"] == xmp.replace(b'"6"', b'"1"').replace(b">96<", b">%d<" % made.width)
+        assert crop.encoded is not lossless
+        orientation = 6 if lossless else 1  # a lossless one stays turned
+        assert made.info["xmp"] == about % (orientation, made.height, made.width, b"")
         assert made.info["photoshop"] == {0x0404: iptc}
-        assert made.getexif()[ExifTags.Base.Orientation] == 1
-    huge = xmp + b" " * 65_000
-    picture().save(path, xmp=huge)
-    (crop,) = cut_out(path, [Box(0, 0, 20, 30)], Cut())
-    assert open_crop(crop.content).info["xmp"] == huge.replace(b'"6"', b'"1"').replace(b">96<", b">20<")
+        assert made.getexif()[ExifTags.Base.Orientation] == orientation
+        assert THUMBNAIL not in crop.content
+    room = b" " * 65_000
+    picture().save(path, xmp=about % (1, 64, 96, b"") + room)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 30)], how)
+    made = open_crop(crop.content)
+    assert made.info["xmp"] == about % (1, made.height, made.width, b"") + room
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
@@ -316,6 +332,7 @@ def test_lossless_pixels_are_the_files_own(tmp_path: Path, jpegtran: str, orient
     assert left <= 37 < 99 <= right
     assert top <= 41 < 120 <= bottom
     assert (right - left, bottom - top) != (62, 79), "it begins where a block does"
+    assert not crop.encoded
     (tmp_path / "crop.jpg").write_bytes(crop.content)
     made = upright_of(tmp_path / "crop.jpg")
     inner = (16, 16, made.width - 16, made.height - 16)  # chroma is smoothed across the cut
@@ -333,6 +350,7 @@ def test_a_jpegtran_that_fails_costs_nothing(tmp_path: Path) -> None:
     for program in (sys.executable, str(tmp_path / "nothing"), "/bin/true"):
         (crop,) = cut_out(path, [Box(3, 5, 40, 40)], Cut(jpegtran=program))
         assert crop.region == (3, 5, 40, 40)
+        assert crop.encoded
         assert open_crop(crop.content).size == (37, 35)
 
 
@@ -340,7 +358,7 @@ def test_the_segments_of_a_jpeg_are_kept_but_for_the_index_of_others() -> None:
     file = io.BytesIO()
     picture().save(file, "JPEG", icc_profile=PROFILE, extra=b"\xff\xe2\x00\x0aMPF\0abcd", comment=b"hello")
     assert b"MPF\0" in file.getvalue()
-    changed = crop_module._with_exif(file.getvalue(), (64, 96), 1)
+    changed = crop_module._as_a_crop(file.getvalue(), (64, 96), 1, {})
     assert b"MPF\0" not in changed
     made = open_crop(changed)
     assert made.info["icc_profile"] == PROFILE
@@ -366,6 +384,32 @@ def test_png_keeps_its_mode_and_pixels(tmp_path: Path, mode: str) -> None:
         np.testing.assert_array_equal(np.asarray(made), np.asarray(source.crop((10, 12, 30, 40))))
     (small,) = cut_out(path, [Box(0, 0, 64, 64)], Cut(longest=16))
     assert open_crop(small.content).size == (16, 16)
+
+
+def chunks_of(png: bytes) -> dict[bytes, bytes]:
+    chunks, place = {}, 8
+    while place < len(png):
+        length, kind = struct.unpack_from(">I4s", png, place)
+        chunks[kind] = png[place + 8 : place + 8 + length]
+        place += 12 + length
+    return chunks
+
+
+def test_png_keeps_what_it_says_of_its_colours(tmp_path: Path) -> None:
+    about = {
+        b"gAMA": struct.pack(">I", 55_555),
+        b"cHRM": struct.pack(">8I", 31_270, 32_900, 64_000, 33_000, 30_001, 60_000, 15_000, 6_000),
+        b"sRGB": b"\1",
+    }
+    path, info = tmp_path / "a.png", PngImagePlugin.PngInfo()
+    for kind, content in about.items():
+        info.add(kind, content)
+    picture().save(path, pnginfo=info)
+    (crop,) = cut_out(path, [Box(10, 12, 30, 40)], Cut())
+    assert {kind: chunks_of(crop.content).get(kind) for kind in about} == about
+    picture().save(path)
+    (crop,) = cut_out(path, [Box(10, 12, 30, 40)], Cut())
+    assert not chunks_of(crop.content).keys() & about.keys()
 
 
 def test_transparent_palettes_and_colours_stay_transparent(tmp_path: Path) -> None:

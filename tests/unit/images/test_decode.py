@@ -411,7 +411,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     nowhere.symlink_to(tmp_path / "absent")
     for path, reason, words in [
         (tmp_path / "absent.jpg", "missing", "no such file"),
-        (nowhere, "missing", "no such file"),
+        (nowhere, "unreadable", "leads to nothing"),
         (tmp_path / "zero\0byte", "missing", "no such file"),
         (folder, "unreadable", "a folder"),
         (pipe, "unreadable", "a named pipe"),
@@ -725,8 +725,23 @@ def test_huge_text_chunks(tmp_path: Path) -> None:
         file.write(struct.pack(">I", zlib.crc32(bytes(length - 4), zlib.crc32(b"tEXtkey\0"))) + whole[33:])
     text = b"key\0\0" + zlib.compress(bytes(length), 1)
     squeezed.write_bytes(png(8, 1, pixel_row, chunks=[png_chunk(b"zTXt", text)]))
-    for outcome in decode_apart([plain, squeezed]):
-        assert outcome.get("size") == [8, 1] or outcome.get("reason") == "too-large", outcome
+    behind = tmp_path / "behind.png"
+    with behind.open("wb") as file:
+        file.write(whole[:-12] + struct.pack(">I", length) + b"iTXt")
+        file.truncate(len(whole) + length)
+    plain_outcome, squeezed_outcome, behind_outcome = decode_apart([plain, squeezed, behind])
+    assert squeezed_outcome.get("size") == [8, 1] or squeezed_outcome.get("reason") == "too-large"
+    for outcome, kind in ((plain_outcome, "tEXt"), (behind_outcome, "iTXt")):
+        assert outcome.get("reason") == "too-large", outcome
+        assert f"200 MB besides its pixels, in a chunk {kind}" in outcome["message"]
+        assert outcome["megabytes"] < 20, outcome
+        assert outcome["busy"] < 0.05, outcome
+
+
+def test_a_damaged_length_is_not_taken_for_a_large_chunk() -> None:
+    content = png(8, 1, zlib.compress(b"\0\0"), chunks=[png_chunk(b"tEXt", b"key\0text")])
+    place = content.index(b"tEXt") - 4
+    assert refusal(content[:place] + b"\x7f\xff\xff\xff" + content[place + 4 :]).reason != "too-large"
 
 
 def test_a_tiff_directory_that_loops(tmp_path: Path) -> None:

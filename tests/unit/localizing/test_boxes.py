@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
-from patchlight.localizing.boxes import boxes_of, label_regions, regions_of
+from patchlight.localizing.boxes import label_regions, regions_of
 
 SIDE = 16
+
+
+def boxes_of(heat_hw: Any, **settings: Any) -> list[tuple[float, float, float, float, float]]:
+    """(x0, y0, x1, y1, score) of each region."""
+    return [(*region.box, region.score) for region in regions_of(heat_hw, **settings)]
 
 
 def covered(box: tuple[float, float, float, float], height: int = SIDE, width: int = SIDE) -> npt.NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Second looks and tiles lead back to the photo's own pixels."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from bright_subjects import bright, sees_what_is_bright
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import decode
-from patchlight.localizing.closer import Mosaic, around, look_at
-from patchlight.localizing.find import localize
+from patchlight.localizing.closer import Mosaic, around, cut_off, look_at
+from patchlight.localizing.find import calibration_for, localize
 
 
 def test_a_part_of_a_photo_is_seen_where_it_lies() -> None:
@@ -86,21 +87,107 @@ def test_a_mosaic_puts_every_patch_in_its_place(down: int, across: int, height: 
     assert (first.left, first.top, last.right, last.bottom) == pytest.approx((0, 0, 700, 300))
 
 
-def test_tiles_find_what_is_small_and_what_lies_across_a_border() -> None:
+@pytest.mark.parametrize("subjects", [1, "all"])
+def test_tiles_find_what_is_small_and_what_lies_across_a_border(subjects: Any) -> None:
     loaded = sees_what_is_bright()
     small, across = Box(500, 40, 530, 62), Box(300, 180, 520, 420)
     photos = [bright((800, 600), box.to_ints()) for box in (small, across)]
-    plain = localize(photos, loaded, subjects="all")
-    found = localize(photos, loaded, subjects="all", tiles=(2, 3))
+    plain = localize(photos, loaded, subjects=subjects)
+    found = localize(photos, loaded, subjects=subjects, tiles=(2, 3))
     for box, before, each in zip((small, across), plain, found, strict=True):
         (subject,) = each.subjects
-        assert subject.box.iou(box) > max((other.box.iou(box) for other in before.subjects), default=0)
+        assert subject.box.iou(box) >= max((other.box.iou(box) for other in before.subjects), default=0)
+        assert each.confidence == subject.confidence >= before.confidence
         assert each.view.source_size == (600, 800)
         assert each.heat_hw.shape == each.mask_hw.shape == (28, 40)
+        assert each.mask_hw.any()
         assert before.heat_hw.shape == (16, 16)
-    assert found[1].subjects[0].box.iou(across) > 0.95
+    assert found[0].subjects[0].box.iou(small) > 1.2 * plain[0].subjects[0].box.iou(small)
+    assert found[1].subjects == plain[1].subjects, "each tile shows a part of it"
     closer = localize(photos[0], loaded, tiles=(2, 3), second_look=True)
     assert closer.subjects[0].box.iou(small) > max(0.85, found[0].subjects[0].box.iou(small))
+
+
+def test_what_the_whole_photo_is_sure_of_is_not_parted_by_tiles() -> None:
+    """A tile may be surer of a window than the whole photo is of the house."""
+    loaded = sees_what_is_bright()
+    photo = bright((640, 640), (40, 40, 560, 560))
+    photo.paste((130, 130, 130), (40, 300, 560, 560))
+    photo.paste((0, 0, 0), (250, 150, 300, 280))
+    plain = localize(photo, loaded, threshold=0.3)
+    assert plain.decision == "subject"
+    found = localize(photo, loaded, tiles=3, threshold=0.3)
+    assert (found.subjects, found.decision) == (plain.subjects, "subject")
+
+
+@pytest.mark.parametrize("subjects", [2, "all"])
+def test_finds_of_tiles_stand_beside_what_the_whole_photo_is_sure_of(subjects: Any) -> None:
+    """However much surer they are: of the upper half alone, and of what is small and lies elsewhere."""
+    loaded, settings = sees_what_is_bright(), {"subjects": subjects, "threshold": 0.3}
+    photo = bright((640, 640), (40, 40, 560, 560))
+    photo.paste((130, 130, 130), (40, 300, 560, 560))
+    photo.paste((255, 255, 255), (590, 590, 612, 612))
+    (large,) = localize(photo, loaded, **settings).subjects
+    found = localize(photo, loaded, tiles=3, **settings)
+    first, small = found.subjects
+    assert first == large
+    assert small.box.iou(Box(590, 590, 612, 612)) > 0.6
+    assert small.confidence > first.confidence == found.confidence
+    assert found.decision == "several"
+
+
+def test_the_first_find_of_the_whole_photo_has_the_photos_confidence() -> None:
+    """Against which what is warm beside it speaks, with tiles as without."""
+    loaded = sees_what_is_bright()
+    photo = bright((640, 640), (40, 40, 300, 300))
+    alone = localize(photo, loaded, threshold=0.3).confidence
+    photo.paste((130, 130, 130), (400, 400, 600, 600))
+    for tiles in (None, 2):
+        found = localize(photo, loaded, subjects="all", threshold=0.3, tiles=tiles)
+        assert found.decision == "subject"
+        assert found.subjects[0].box.iou(Box(40, 40, 300, 300)) > 0.9
+        assert found.subjects[0].confidence == found.confidence < alone - 0.01
+
+
+def test_where_a_tile_s_find_leads_nothing_is_added_that_is_nothing() -> None:
+    loaded = sees_what_is_bright()
+    photo = bright((640, 640), (100, 100, 130, 130))
+    photo.paste((110, 110, 110), (300, 300, 560, 560))
+    (grey,) = localize(photo, loaded, subjects="all").subjects
+    assert grey.box.iou(Box(300, 300, 560, 560)) > 0.4
+    assert grey.confidence < calibration_for(loaded, "subject").nothing
+    found = localize(photo, loaded, subjects="all", tiles=3)
+    (subject,) = found.subjects
+    assert subject.box.iou(Box(100, 100, 130, 130)) > 0.7
+
+
+def test_several_small_ones_are_found_apart_and_once_each() -> None:
+    loaded = sees_what_is_bright()
+    boxes = [Box(40, 40, 80, 76), Box(560, 60, 598, 100), Box(300, 480, 344, 520)]
+    photo = bright((640, 640), boxes[0].to_ints())
+    for box in boxes[1:]:
+        photo.paste((255, 255, 255), box.to_ints())
+    found = localize(photo, loaded, subjects="all", tiles=3)
+    assert len(found.subjects) == 3
+    for box in boxes:
+        assert max(subject.box.iou(box) for subject in found.subjects) > 0.7
+    assert [each.confidence for each in found.subjects] == sorted(each.confidence for each in found.subjects)[::-1]
+    assert len(localize(photo, loaded, subjects=2, tiles=3).subjects) == 2
+
+
+@pytest.mark.parametrize(
+    ("box", "cut"),
+    [
+        ((120, 120, 180, 180), False),
+        ((100, 120, 180, 180), True),  # at the left border of the part
+        ((120, 120, 199, 180), True),
+        ((120, 102, 180, 180), True),
+        ((120, 120, 180, 198), True),
+    ],
+)
+def test_what_ends_at_a_tile_s_border_is_left_to_the_next(box: tuple[int, int, int, int], cut: bool) -> None:
+    assert cut_off(Box(*box), Box(100, 100, 200, 200), (300, 300)) is cut
+    assert not cut_off(Box(0, 0, 300, 300), Box(0, 0, 300, 300), (300, 300)), "the photo's own border cuts nothing off"
 
 
 def test_one_tile_is_the_whole_photo() -> None:

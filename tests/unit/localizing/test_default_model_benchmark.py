@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchlight.geometry import Box
-from patchlight.weights.groups import Named
+from patchlight.weights.groups import Groups, Named
 
 ROOT = Path(__file__).parents[3]
 PHOTOS = ROOT.parent / "shared" / "data" / "localize"
@@ -113,18 +113,22 @@ def test_photos_are_taken_evenly(tmp_path: Path) -> None:
 def test_triage_is_counted_right() -> None:
     answers = [
         ("animal", "bird", "animal/bird"),  # right, with a coarser name
-        ("animal", "x/crow", "animal/bird"),  # right, with the right class
+        ("animal", "crow (bird)", "animal/bird"),  # right, with the right class
         ("thing", None, "animal"),  # missed
         ("animal", None, "thing"),  # called one
-        ("vehicle", "x/jay", "thing"),  # no animal either way, with a wrong class
+        ("vehicle", "jay (bird)", "thing"),  # no animal either way, with a wrong class
         ("unknown", None, "thing"),
         ("animal", None, "unknown"),  # mixed: neither right nor wrong
     ]
     pairs = [
-        (benchmark.Asked(b"", "held out", "x/crow", path), Named(group, None, label, None))
+        (benchmark.Asked(b"", "held out", "birds/crow", path), Named(group, None, label, None))
         for group, label, path in answers
     ]
-    first, second = benchmark._how_often_right("these", pairs)
+    words = Groups(("birds/crow", "birds/jay"), ("animal/bird", "animal/bird")).words
+    assert words == ("crow (bird)", "jay (bird)")
+    first, second = benchmark._how_often_right(
+        "these", pairs, dict(zip(("birds/crow", "birds/jay"), words, strict=True))
+    )
     assert first == (
         "these: animal or not, 83.3% of 6 answered, 60.0% of those right; animals called something else 33.3%, "
         "others called animal 50.0%"

@@ -18,7 +18,7 @@ from patchlight.geometry import Box
 from patchlight.images.decode import decode
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing import find
-from patchlight.localizing.find import from_heat, localize, localize_batch, prepare
+from patchlight.localizing.find import from_heat, localize, localize_batch, read
 from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
@@ -130,7 +130,7 @@ def test_several_subjects_and_none() -> None:
 def test_a_batch_is_what_its_photos_are_alone() -> None:
     loaded = sees_what_is_bright()
     photos = [bright((100, 80), (10 * index, 20, 10 * index + 30, 70)) for index in range(3)]
-    images, views = zip(*(prepare(photo, loaded.preprocess) for photo in photos), strict=True)
+    images, views = zip(*(loaded.preprocess(read(photo, loaded.preprocess)) for photo in photos), strict=True)
     for photo, found in zip(photos, localize_batch(loaded, torch.stack(images), views), strict=True):
         assert found.subjects == localize(photo, loaded).subjects
 
