@@ -1,5 +1,6 @@
 """The command line: one subcommand, one function call. torch is imported by the commands that need it alone."""
 
+import io
 import sys
 from typing import Annotated, Any
 
@@ -57,6 +58,8 @@ for command in (costs, inspect, models, classify, crop, serve, look, train, fine
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
     try:
         sys.exit(app(prog_name="patchlight", standalone_mode=False))
     except PatchlightError as error:

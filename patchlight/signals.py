@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import threading
@@ -41,20 +42,42 @@ def asked_to_stop() -> Iterator[Asked]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM that come meanwhile are heard at its end: for what must not be left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: heard.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in heard:
+            signal.raise_signal(each)
+
+
 def worker_context(preload: str) -> BaseContext:
     """How worker processes are started: from one clean process that has imported the module `preload`, all at once.
 
-    Forking this one, in which torch has started threads, may hang. That process ignores SIGTERM: whoever stops a whole
-    group of processes (`timeout`, a batch system) leaves it to the main process to save, and to end the others.
+    Forking this one, in which torch has started threads, may hang. That process hears neither SIGINT nor SIGTERM:
+    whoever stops a whole group of processes (Ctrl-C, `timeout`, a batch system) leaves it to the main process to save,
+    and to end the others.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
-    if threading.current_thread() is threading.main_thread():  # only it may say what signals do
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
-            multiprocessing.forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    multiprocessing.resource_tracker.ensure_running()  # first, for it would unblock them
+    # A process begins with the signals blocked that its parent blocks. One that comes here meanwhile is heard after it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context

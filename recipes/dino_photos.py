@@ -8,7 +8,9 @@ of few photos, or a short run, wants fewer prototypes and a lower momentum:
 
     --set dino.prototypes=1024 --set dino.momentum=0.97
 
-384 wide, 12 deep, patches of 8 pixels of 128, four registers; Muon for the matrices.
+384 wide, 12 deep, patches of 8 pixels of 128, four registers; Muon for the matrices. Not yet measured at this size. On
+a CPU, made smaller (one core, one seed, 8,522 photos of Imagenette at 64 pixels; docs/training.md has the settings), 14
+epochs raised the k-NN accuracy on 947 held-out photos from 31 % to 46 %.
 """
 
 from patchlight.config import PreprocessConfig, ViTConfig

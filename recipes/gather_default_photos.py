@@ -146,7 +146,12 @@ def gather(
         shutil.rmtree(part, ignore_errors=True)  # not there any more, if all went well
     counts, boxes = Counter(map(set_name, rows)), Counter(set_name(row) for row in rows if row.box)
     lines = [f"{name}: {count:,} photos, {boxes[name]:,} with a box" for name, count in sorted(counts.items())]
-    return [*lines, f"{len(rows):,} photos, {boxes.total():,} with a box, in {out / 'photos.csv'}"]
+    each = f", {photos_times} rows for each photo" if photos_times > 1 else ""
+    return [
+        *lines,
+        f"{len(learnt) + len(thing_rows):,} photos to learn from in {out / 'photos.csv'}{each}; {len(held_out):,} to "
+        f"judge by in {out / 'held_out.csv'}",
+    ]
 
 
 def hold_out(rows: list[Row], count: int) -> set[str]:

@@ -99,11 +99,15 @@ def find(folder: Path) -> tuple[list[str], list[Photo], int]:
     if not train.is_dir():
         raise PatchlightError(f"{folder}: has no train/; give the unpacked tiny-imagenet-200")
     wnids = sorted(entry.name for entry in train.iterdir() if entry.is_dir())
-    lines = (folder / "words.txt").read_text("utf-8").splitlines()
-    words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    words = dict(line.split("\t", 1) for line in lines_of(folder / "words.txt") if "\t" in line)
+    unnamed = [wnid for wnid in wnids if wnid not in words]
+    if unnamed:
+        raise PatchlightError(
+            f"{folder / 'words.txt'}: does not name {unnamed[0]}; give the unpacked tiny-imagenet-200"
+        )
     photos, left_out = [], 0
     for label, wnid in enumerate(wnids):
-        for line in (train / wnid / f"{wnid}_boxes.txt").read_text("utf-8").splitlines():
+        for line in lines_of(train / wnid / f"{wnid}_boxes.txt"):
             name, *numbers = line.split()
             x0, y0, x1, y1 = map(int, numbers)
             if 0 <= x0 < x1 < TILE and 0 <= y0 < y1 < TILE:
@@ -115,6 +119,13 @@ def find(folder: Path) -> tuple[list[str], list[Photo], int]:
     # By a hash of its name a photo lands in the same tile wherever this runs, and every sheet has all classes.
     photos.sort(key=lambda photo: hashlib.sha256(os.path.basename(photo.path).encode()).digest())
     return [words[wnid] for wnid in wnids], photos, left_out
+
+
+def lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise PatchlightError(f"{path}: {error.strerror}; give the unpacked tiny-imagenet-200") from None
 
 
 def best_quality(sheets: list[list[Photo]], most_bytes: float, pool: multiprocessing.pool.Pool) -> int:

@@ -12,6 +12,7 @@ from patchlight.errors import PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.train.evaluate import Evaluation
+    from patchlight.weights.load import Loaded
 
 
 def evaluate(
@@ -49,25 +50,38 @@ def evaluate(
     from rich.text import Text
 
     from patchlight.train.evaluate import check_folder, evaluate_photos, write_report
-    from patchlight.weights.load import load
 
     if out is not None:
         check_folder(out)
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
-        loaded = load(model, device=usual_device() if device is None else device)
         report = evaluate_photos(
-            loaded, photos, batch_size=batch, workers=workers, tell=lambda progress: status.update(Text(progress))
+            _load(model, device),
+            photos,
+            batch_size=batch,
+            workers=workers,
+            tell=lambda progress: status.update(Text(progress)),
         )
-        failures = [] if out is None else write_report(report, out)
-    for line in (*report.problems, *failures):
+    for line in report.problems:
         typer.echo(f"patchlight: {line}", err=True)
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _print_evaluation(report.evaluation)
+    for line in [] if out is None else write_report(report, out):
+        typer.echo(f"patchlight: {line}", err=True)
     if report.left_out:
         typer.echo(f"patchlight: photos that cannot be read and were left out: {len(report.left_out):,}", err=True)
         raise typer.Exit(3)
+
+
+def _load(model: str, device: str | None) -> "Loaded":
+    from patchlight.train.processes import usable_device
+    from patchlight.weights.load import load
+
+    chosen = usual_device() if device is None else device
+    loaded = load(model, device=chosen)
+    usable_device(chosen)  # one can load on to "meta", but not look at photos there
+    return loaded
 
 
 def _evaluate_features(
@@ -84,10 +98,9 @@ def _evaluate_features(
     from rich.text import Text
 
     from patchlight.train.features import evaluate_features
-    from patchlight.weights.load import load
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
-        loaded = load(model, device=usual_device() if device is None else device)
+        loaded = _load(model, device)
         found = [
             evaluate_features(
                 loaded,
@@ -123,10 +136,10 @@ def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
     )
     if result.top5_accuracy is not None:
         typer.echo(f"top-5 accuracy     {result.top5_accuracy:.2%}")
-    typer.echo(
-        f"calibration error  {result.calibration.error:.2%}; {result.calibrated.error:.2%} with temperature "
-        f"{result.temperature:.3g}, fitted on these photos"
-    )
+    fitted = f"{result.calibrated.error:.2%} with temperature {result.temperature:.3g}, fitted on these photos"
+    if result.accuracy == 1:
+        fitted = "all answers are right, so that there is nothing to fit a temperature by"
+    typer.echo(f"calibration error  {result.calibration.error:.2%}; {fitted}")
     seen.sort(key=lambda one: (one.recall or 0.0, -one.photos))
     rows = [
         (

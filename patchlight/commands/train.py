@@ -1,8 +1,8 @@
 """Training, by a recipe or on one's own photos, and what is made of the result."""
 
-import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,16 +27,16 @@ def train(
     """Train a model as a recipe says; stopped anywhere, `--resume` goes on exactly."""
     changes = parse_values(settings or [])
 
-    from patchlight.train.recipe import read_recipe, recipe_config
+    from patchlight.train.recipe import read_recipe, recipe_config, recipe_teacher
 
     module = read_recipe(recipe)
     config = recipe_config(module, changes)
-    teacher = None
-    if config.distill is None and hasattr(module, "teacher"):
-        raise PatchlightError(f"{recipe}: has a teacher, but its config has no `distill`")
-    if hasattr(module, "teacher"):
-        teacher = module.teacher(out, device, config)
-    _run_training(config, out, resume=resume, device=device, teacher=teacher)
+    make_teacher = None
+    if hasattr(module, "teacher") and not changes.keys() & {"distill", "distill.teacher"}:
+        if config.distill is None:
+            raise PatchlightError(f"{recipe}: has a teacher, but its config has no `distill`")
+        make_teacher = partial(recipe_teacher, module, out, config)
+    _run_training(config, out, resume=resume, device=device, make_teacher=make_teacher)
 
 
 def finetune(
@@ -53,61 +53,84 @@ def finetune(
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = parse_values(settings or [])
 
-    from patchlight.train.finetune import choose_recipe
-    from patchlight.train.sources import open_dataset
+    from patchlight.train.finetune import choose_recipe, in_words, resumed_recipe
+    from patchlight.train.processes import rank_and_world
+    from patchlight.train.run_folder import RunFolder
+    from patchlight.train.sources import open_dataset, require_photos
     from patchlight.weights.load import load
 
-    choice = choose_recipe(load(model), photos, open_dataset(photos), validation=validation)
-    config = choice.config.changed(changes)
-    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs:g} epochs"
-    typer.echo(f"{choice.why}; {epochs}, batches of {config.batch_size}")
+    run, training = RunFolder(out), open_dataset(photos)
+    require_photos(training, photos)
+    if resume and run.settings.exists():
+        config = resumed_recipe(run.config(), model, photos, validation=validation, changes=changes)
+    else:
+        config = choose_recipe(load(model), photos, training, validation=validation, changes=changes)
+    if rank_and_world()[0] == 0:
+        typer.echo(in_words(config, training))
     _run_training(config, out, resume=resume, device=device)
 
 
-def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, teacher: Any = None) -> None:
+def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, make_teacher: Any = None) -> None:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
     from patchlight.train.loop import Progress, Stopped
     from patchlight.train.loop import train as run_training
+    from patchlight.train.processes import FailedElsewhereError, rank_and_world
 
-    columns = (
-        TextColumn("epoch {task.fields[epoch]:.1f}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f}%  {task.fields[how]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    first = os.environ.get("RANK", "0") == "0"
+    # On a narrow terminal what may be wrapped gets shorter: the bar alone.
+    left = TimeRemainingColumn(table_column=Column(no_wrap=True))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[how]}"), left)
+    first = rank_and_world()[0] == 0
     on_terminal = sys.stderr.isatty()
     if first and resume and not out.exists():
         typer.echo(f"patchlight: {out}: there is no run to resume; beginning one", err=True)
     said = time.monotonic()
     with Bars(*columns, console=Console(stderr=True), disable=not (first and on_terminal)) as bars:
-        bar = bars.add_task("training", epoch=0.0, how="starting", total=None)
+        bar = bars.add_task("starting", how="", total=None)
+
+        def show(what: str, done: int, total: int, how: str, line: str) -> None:
+            """On the bar, or now and then as a line."""
+            nonlocal said
+            bars.update(bar, description=what, completed=done, total=total, how=how)
+            if first and not on_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                typer.echo(line, err=True)
+
+        def checked(done: int, total: int) -> None:
+            show("checking photos", done, total, f"{done:,} of {total:,}", f"checked {done:,} of {total:,} photos")
 
         def watch(now: Progress) -> None:
-            nonlocal said
-            how = f"loss {now.loss:.3f}  {now.images_per_second:,.0f} images/s"
+            how = f"loss {now.loss:.3f}  lr {now.lr:.2g}  {now.images_per_second:,.0f} images/s"
             if now.accuracy is not None:
                 how += f"  accuracy {now.accuracy:.2%}"
-            bars.update(bar, completed=now.step, total=now.steps, epoch=now.epoch, how=how)
-            if not on_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
-                typer.echo(f"epoch {now.epoch:.1f}, step {now.step:,} of {now.steps:,}: {how}", err=True)
+            line = f"epoch {now.epoch:.1f}, step {now.step:,} of {now.steps:,}: {how}"
+            show(f"epoch {now.epoch:.1f}", now.step, now.steps, how, line)
 
         def tell(line: str) -> None:
             bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
         stopped_at = None
         try:
-            result = run_training(config, out, resume=resume, device=device, teacher=teacher, watch=watch, tell=tell)
+            result = run_training(
+                config,
+                out,
+                resume=resume,
+                device=device,
+                make_teacher=make_teacher,
+                watch=watch,
+                checked=checked,
+                tell=tell,
+            )
         except Stopped as stopped:
             stopped_at = stopped
+        except FailedElsewhereError:
+            raise typer.Exit(2) from None
     if stopped_at is not None:
-        typer.echo(f"patchlight: {stopped_at}", err=True)
+        if first:
+            typer.echo(f"patchlight: {stopped_at}", err=True)
         raise typer.Exit(128 + stopped_at.signal)
     if first:
         judged = "" if result.accuracy is None else f"accuracy {result.accuracy:.2%} on {result.photos:,} photos; "
@@ -126,7 +149,3 @@ def publish(
         raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")
     folder = put_into_package(run, groups=groups, tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
     typer.echo(folder)
-    typer.echo(
-        "patchlight: its confidence is not calibrated yet; python benchmarks/localize.py default --calibrate --write",
-        err=True,
-    )

@@ -571,17 +571,24 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
     """The course of a training run against its epochs: the loss, and beside it the accuracy on validation photos.
 
     Each of `metrics` has `step`, `epoch` and some of `loss`, `validation_accuracy` and `accuracy`; where none has a
-    `validation_accuracy`, `accuracy` is that, and otherwise that on training photos. Of lines for one step the last
-    counts, as after a run was taken up again.
+    `validation_accuracy`, `accuracy` is that, and otherwise that on training photos. Where no line has either, as of
+    photos without labels, what else tells of the learning stands in its place (`explained`, `feature_rank`), or
+    nothing. Of lines for one step the last counts, as after a run was taken up again.
     """
     figure = new_figure(WIDTH, 2.7) if figure is None else figure
-    left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-    epochs, losses = _course(metrics, "loss")
-    smooth = _smoothed(losses)
-    if smooth is not losses:
-        left.plot(epochs, losses, color="#440154", linewidth=0.8, alpha=0.3)
-    left.plot(epochs, smooth, color="#440154", linewidth=1.4)
+    judged = not metrics or any("accuracy" in row or "validation_accuracy" in row for row in metrics)
+    other = next((key for key in _WITHOUT_LABELS if any(key in row for row in metrics)), None)
+    panels = 2 if judged or other else 1
+    left = figure.add_subplot(1, panels, 1)
+    _draw_course(left, metrics, "loss", "#440154")
     _label(left, "epoch", "training loss")
+    if panels == 1:
+        return [left]
+    right = figure.add_subplot(1, 2, 2)
+    if not judged and other is not None:
+        _draw_course(right, metrics, other, "#21918c")
+        _label(right, "epoch", _WITHOUT_LABELS[other])
+        return [left, right]
 
     both = any(row.get("validation_accuracy") is not None for row in metrics)
     for key, colour, label in (("accuracy", "#999999", "training"), ("validation_accuracy", "#21918c", "validation")):
@@ -603,6 +610,21 @@ def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = 
     if both:
         right.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")
     return [left, right]
+
+
+_WITHOUT_LABELS = {
+    "explained": "share of the hidden pixels' variance explained",
+    "feature_rank": "directions that the features use",
+}
+"""What tells of the learning where there are no labels, the first that there is."""
+
+
+def _draw_course(ax: "Axes", metrics: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
+    epochs, values = _course(metrics, key)
+    smooth = _smoothed(values)
+    if smooth is not values:
+        ax.plot(epochs, values, color=colour, linewidth=0.8, alpha=0.3)
+    ax.plot(epochs, smooth, color=colour, linewidth=1.4)
 
 
 def draw_growth(

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -24,6 +24,8 @@ _RESULTS = {
     "calibration_error_with_temperature": "calibration error with it",
     "subject_found": "subjects found (overlap of the boxes at least one half)",
     "overlap": "overlap of the boxes found and true, in the mean",
+    "explained": "share of the hidden pixels' variance that its drawings explain",
+    "feature_rank": "directions that its features use",
 }
 _IN_PERCENT = {name for name in _RESULTS if "accuracy" in name or "error" in name or "found" in name}
 
@@ -58,7 +60,7 @@ def training_card(
         _table(("setting", "value", "default"), _changed(config)),
         "## Results",
         _measured_on(config, evaluation_summary),
-        _table(("measure", "value"), _results(evaluation_summary)),
+        *([_table(("measure", "value"), results)] if (results := list(_results(evaluation_summary))) else []),
         "The course of the run is in metrics.jsonl, and in curves.png where matplotlib was installed.",
         "## Limits",
         _limits(config, classes, evaluation_summary),
@@ -127,7 +129,7 @@ def _measured_on(config: TrainConfig, summary: Mapping[str, Any]) -> str:
     count = summary.get("validation_photos")
     photos = "photos" if count is None else _counted(count, "photo", "photos")
     if not config.labelled and summary.get("accuracy") is None:
-        return "Its photos have no labels to judge the features by."
+        return "Its photos have no labels to judge the features by. At the end of the training:"
     if not config.labelled:
         photos = f"the nearest neighbours of {photos}"
     if config.data.validation is None:
@@ -138,7 +140,8 @@ def _measured_on(config: TrainConfig, summary: Mapping[str, Any]) -> str:
 def _results(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, title in _RESULTS.items():
         value = summary.get(name)
-        if value is not None:
+        # The neighbours vote with a temperature that is given, and not found.
+        if value is not None and (name != "temperature" or "calibration_error" in summary):
             values = value if isinstance(value, list | tuple) else [value]
             form = "{:.2%}" if name in _IN_PERCENT else "{:.4g}"
             yield title, " to ".join(form.format(each) for each in values)
@@ -192,7 +195,7 @@ def _name(path: str) -> str:
     return path if path.startswith("hf:") else PurePath(path).name or path
 
 
-def _table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -52,15 +52,16 @@ def write_checkpoint(folder: str | Path, step: int, state: State) -> Path:
             folder.mkdir(parents=True)
             sync_folder(folder.parent)
         earlier = _read_index(folder)
+        if not (folder / INDEX).exists():
+            _write_index(folder, [])  # before the first file, so that files without an index are known to have lost it
         _sweep(folder, earlier)
         entry = _write_state(folder, step, tree, tensors, earlier)
         index = [*(old for old in earlier if old["step"] < step), entry][-KEPT:]
-        with replacing(folder / INDEX) as temporary:
-            temporary.write_text(json.dumps(index, indent=2) + "\n")
+        _write_index(folder, index)
     except OSError as error:
         with contextlib.suppress(OSError, PatchlightError):  # a new file without its line gives its room back
             _sweep(folder, earlier + _read_index(folder))
-        raise _cannot_write(folder, step, error) from None
+        raise _cannot_write(folder, step, error, earlier) from None
     _sweep(folder, index)
     return folder / entry["file"]
 
@@ -245,13 +246,26 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
     path = folder / INDEX
     try:
         index = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        return []
+    except FileNotFoundError:
+        lost = sorted(each.name for each in folder.glob("step-*") if FILE_NAME.fullmatch(each.name))
+        if lost:
+            raise PatchlightError(
+                f"{path}: is missing, without which {lost[-1]} cannot be trusted; bring it back, or start the run anew "
+                "in another folder"
+            ) from None
         return []
     except ValueError:
         index = None
     if not isinstance(index, list) or not all(map(_is_line, index)):
         raise PatchlightError(f"{path}: is damaged; bring it back, or start the run anew in another folder")
     return index
+
+
+def _write_index(folder: Path, index: list[dict[str, Any]]) -> None:
+    with replacing(folder / INDEX) as temporary:
+        temporary.write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _is_line(line: Any) -> bool:
@@ -282,11 +296,10 @@ def _sweep(folder: Path, index: list[dict[str, Any]]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _cannot_write(folder: Path, step: int, error: OSError) -> PatchlightError:
+def _cannot_write(folder: Path, step: int, error: OSError, earlier: list[dict[str, Any]]) -> PatchlightError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason, remedy = "the disk is full", "free some space"
     else:
         reason, remedy = error.strerror or str(error), "make the folder writable"
-    return PatchlightError(
-        f"{folder}: step {step} could not be saved ({reason}); {remedy} and resume (earlier checkpoints are intact)"
-    )
+    intact = f"{Path(earlier[-1]['file']).stem} is intact" if earlier else "from the first step, since none was saved"
+    return PatchlightError(f"{folder}: step {step} could not be saved ({reason}); {remedy} and resume ({intact})")

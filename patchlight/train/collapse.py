@@ -47,14 +47,16 @@ def effective_rank(moment_DD: Tensor) -> float:
 
 def diagnose(signs: Signs, *, centring: str, teacher_temperature: float, student_temperature: float) -> str | None:
     """What is wrong and what to change, in a sentence that names the settings; None if the run learns."""
-    if signs.information >= LEAST_INFORMATION and signs.feature_rank >= LEAST_RANK:
+    most = math.log(signs.classes)
+    informative, spread = signs.information >= LEAST_INFORMATION, signs.feature_rank >= LEAST_RANK
+    if informative and spread and signs.loss < most:
         return None
-    if signs.information >= LEAST_INFORMATION:
+    if informative and not spread:
         return (
             f"the features of all photos point the same way (rank {signs.feature_rank:.3f}); raise dino.koleo (0.1 "
             "spreads them), or lower optim.lr"
         )
-    if signs.mean_entropy < 0.5:
+    if not informative and signs.mean_entropy < 0.5:
         remedy = (
             "set dino.centring='sinkhorn' or 'mean'"
             if centring == "none"
@@ -64,14 +66,18 @@ def diagnose(signs: Signs, *, centring: str, teacher_temperature: float, student
             f"every photo gets the same answer, one of few classes (its mean entropy is {signs.mean_entropy:.3f} "
             f"of ln K, the loss {signs.loss:.2f}); {remedy}"
         )
-    remedy = (
-        f"lower dino.teacher_temperature (now {teacher_temperature:g}) well under dino.student_temperature "
-        f"({student_temperature:g})"
-        if teacher_temperature > 0.7 * student_temperature
-        else f"lower dino.prototypes (now {signs.classes:,}) or dino.teacher_temperature (now {teacher_temperature:g}),"
-        " or change optim.lr"
+    what = (
+        f"the student's answers are no better than guesses (loss {signs.loss:.2f} where ln K is {most:.2f})"
+        if informative
+        else f"every photo gets the same undecided answer (entropy {signs.answer_entropy:.3f} of ln K, loss "
+        f"{signs.loss:.2f} where ln K is {most:.2f})"
     )
+    if teacher_temperature > 0.7 * student_temperature:
+        return (
+            f"{what}; lower dino.teacher_temperature (now {teacher_temperature:g}) well under dino.student_temperature "
+            f"({student_temperature:g})"
+        )
     return (
-        f"every photo gets the same undecided answer (entropy {signs.answer_entropy:.3f} of ln K, loss {signs.loss:.2f}"
-        f" where ln K is {math.log(signs.classes):.2f}); {remedy}"
+        f"{what}; lower dino.prototypes (now {signs.classes:,}) or dino.teacher_temperature (now "
+        f"{teacher_temperature:g}), or change optim.lr: raise it where the loss has hardly moved"
     )

@@ -12,7 +12,7 @@ from patchlight.config import JsonConfig, PreprocessConfig, ViTConfig, check_nam
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
-from patchlight.train.dino import DinoConfig
+from patchlight.train.dino import FEWEST_TO_EVEN_OUT, DinoConfig
 from patchlight.train.mae import MaeConfig
 from patchlight.train.subject import SubjectConfig
 
@@ -37,6 +37,8 @@ class DataConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
+        for name in ("train", "validation", "groups"):  # an empty path would be the working folder
+            require(getattr(self, name) != "", f"data.{name} is empty; give a path")
         require_within(self, "validation_share", 0, 0.9)
         require_within(self, "train_share", 0, 1)
         require(self.train_share > 0, "train_share must be more than 0")
@@ -106,7 +108,8 @@ class TrainConfig(JsonConfig):
     dino: DinoConfig | None = None
     mae: MaeConfig | None = None
     subject: SubjectConfig | None = None
-    # A checkpoint to start from, as `patchlight.load` takes it; its head is replaced where the classes differ.
+    # A checkpoint to start from, as `patchlight.load` takes it; its head is replaced where the classes differ, be it in
+    # number, name or order.
     start: str | None = None
     # Which blocks learn, counted from the end: None all and the embedding, 0 the head alone.
     learning_blocks: int | None = None
@@ -140,24 +143,38 @@ class TrainConfig(JsonConfig):
         require_within(self, "seed", 0, 2**31)
         require(self.model.in_channels == 3, f"photos have 3 channels, the model takes {self.model.in_channels}")
         require(self.ema is None or 0 < self.ema < 1, "ema must lie between 0 and 1, or be None")
-        require(self.learning_blocks is None or self.learning_blocks >= 0, "learning_blocks must be 0 or more, or None")
+        require(
+            self.learning_blocks is None or 0 <= self.learning_blocks <= self.model.depth,
+            f"learning_blocks={self.learning_blocks}: the model has {self.model.depth} blocks; take at most these, or "
+            "None, which lets all that lies before them learn, too",
+        )
         require(self.ema is None or self.dino is None, "dino publishes its teacher, an average already; set ema=None")
         ways = [name for name in WAYS if getattr(self, name) is not None]
         require(len(ways) < 2, f"a run learns in one way; drop one of {' and '.join(ways)}")
+        require(
+            not ways or isinstance(self.model, ViTConfig),
+            f"{' and '.join(ways)} teaches a ViT; a {self.model.to_dict()['architecture']} learns from labels",
+        )
         if self.labelled:
             require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
         else:
             require(self.model.num_classes == 0, f"{ways[0]} learns without labels; set model.num_classes=0")
             require(self.data.groups is None, f"{ways[0]} learns no classes to group; set data.groups=None")
-        require(
-            not ways or isinstance(self.model, ViTConfig),
-            f"{' and '.join(ways)} teaches a ViT; a {self.model.to_dict()['architecture']} learns from labels",
-        )
+            mix = self.augment.mix
+            require(not mix, f"augment.mix={mix} mixes labels, of which {ways[0]} has none; set augment.mix=0")
+        if self.dino is not None and self.dino.centring == "sinkhorn":
+            at_once = self.batch_size // self.accumulate
+            require(
+                at_once >= FEWEST_TO_EVEN_OUT,
+                f"dino.centring='sinkhorn' evens answers out within {at_once} photos, which are too few; raise "
+                f"batch_size to {FEWEST_TO_EVEN_OUT} or more, or set dino.centring='mean'",
+            )
         token = getattr(self.model, "distill_token", False)
         require(self.distill is None or token, "distillation needs model.distill_token=True (DeiT)")
         require(
             tuple(self.preprocess.image_size) == tuple(self.model.image_size),
-            f"preprocess.image_size={self.preprocess.image_size} differs from model.image_size={self.model.image_size}",
+            f"preprocess.image_size={self.preprocess.image_size} differs from model.image_size="
+            f"{self.model.image_size}; set both",
         )
         require(
             not self.augment.mix or self.augment.repeats == 1, "mixing would pair a photo with its own repeat; drop one"

@@ -3,7 +3,8 @@
 Samples come in one endless stream. Place p of it belongs to epoch p // (n * repeats) of a set of n photos; place q of
 the epoch is the photo epoch_order(seed, epoch, n)[q // repeats], for the (q % repeats)-th time. Step s takes the places
 from s * batch_size on, and of these rank r of a world of W processes the r-th W-th. So the position of a run is its
-step number, whatever the number of workers and processes.
+step number, whatever the number of workers and processes. How a photo is varied derives from its epoch, or from
+epoch % variations, where the variations come again.
 """
 
 import hashlib
@@ -41,6 +42,8 @@ class Note(NamedTuple):
 
     kind: str
     line: str
+    missing: str | None = None
+    """The name of a photo that ought to be there."""
 
 
 class Names(Sequence[str]):
@@ -153,7 +156,8 @@ class Dataset:
     def fingerprint(self) -> str:
         """A sha256 that differs for other classes, labels, boxes, names, order or sizes of files, or pixels in memory.
 
-        Files are told apart by size and, 64 of them, by content: times of change would differ after a mere copy.
+        Files are told apart by content, too: all of them where their hashes are known, as in a set that was scanned,
+        else 64 of them. Times of change would differ after a mere copy.
         """
         if not self._fingerprint:
             self._fingerprint = self._compute_fingerprint()
@@ -171,7 +175,8 @@ class Dataset:
         for name in self.names:
             digest.update(os.fsencode(name) + b"\0")
         digest.update(self._files.sizes_N.astype("<i8").tobytes())
-        for index in range(0, len(self), max(1, math.ceil(len(self) / 64))):
+        apart = 1 if self._hashes is not None else max(1, math.ceil(len(self) / 64))
+        for index in range(0, len(self), apart):
             digest.update(self.content_hash(index))
         return digest.hexdigest()
 
@@ -277,9 +282,9 @@ def _by_class(dataset: Dataset) -> list[list[int]]:
 class Batch(NamedTuple):
     """Photos to train on, before the variations that are made on the device."""
 
-    images_BCHW: Tensor  # uint8
+    images_BCHW: Tensor  # uint8; where the head alone learns, what the model makes of them, features_BD float32
     labels_B: Tensor  # int64, as all of the following
-    epochs_B: Tensor
+    epochs_B: Tensor  # modulo the variations, where these come again
     samples_B: Tensor  # the photo's index in the dataset
     repeats_B: Tensor
 
@@ -290,12 +295,14 @@ def places(
     seed: int,
     batch_size: int,
     repeats: int = 1,
+    variations: int | None = None,
     start_step: int = 0,
     steps: int,
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[Tensor]:
-    """This rank's part of each step's places in the stream: (3, B) int64, which are epochs, samples and repeats."""
+    """This rank's part of each step's places in the stream: (3, B) int64, which are epochs (modulo the variations),
+    samples and repeats."""
     a_epoch, part = count * repeats, batch_size // world
     epoch_of_order, order = -1, torch.empty(0)
     for step in range(start_step, start_step + steps):
@@ -308,6 +315,8 @@ def places(
                 epoch_of_order, order = epoch, epoch_order(seed, epoch, count)
             here_B = epochs_B == epoch
             samples_B[here_B] = order[within_B[here_B] // repeats]
+        if variations is not None:
+            epochs_B = epochs_B % variations
         yield torch.stack([epochs_B, samples_B, within_B % repeats])
 
 
@@ -343,6 +352,7 @@ def batches(
         seed=seed,
         batch_size=batch_size,
         repeats=repeats,
+        variations=augment.variations,
         start_step=start_step,
         steps=steps,
         rank=rank,

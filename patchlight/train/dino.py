@@ -9,6 +9,7 @@ their neighbours (arXiv:2304.07193).
 V views, G = 2B photos in two large views, K prototypes, M hidden patches, Z the bottleneck.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from patchlight.config import JsonConfig, PreprocessConfig, Size, ViTConfig, check_types, require, require_within
 from patchlight.errors import PatchlightError
-from patchlight.images.augment import normalise, random_view
+from patchlight.images.augment import AugmentConfig, normalise, random_view
 from patchlight.images.draws import Draws
 from patchlight.models.vit import ViT
 from patchlight.train.collapse import Signs, diagnose, effective_rank, entropy
@@ -31,11 +32,16 @@ if TYPE_CHECKING:  # it holds a DinoConfig
     from patchlight.train.config import TrainConfig
 
 
+FEWEST_TO_EVEN_OUT = 8
+"""Photos in whose answers all classes can be used alike without every answer becoming the same."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DinoConfig(JsonConfig):
     """How a ViT learns from photos alone.
 
-    The views are made as said here; of `augment`, only the crop is used that is made when files are read.
+    The views are made as said here, from a square of the photo; of `augment`, only crop="resized" is used, where the
+    parts of files that views are cut from are to be others.
     """
 
     # The views: two large ones, of the model's image size, and small ones. Areas are shares of the photo.
@@ -190,6 +196,14 @@ class Dino(Learner):
         """Half as large again as the large views, which are cut from it."""
         return as_squares(self.config.preprocess, 3 * max(self.vit.config.image_size) // 2)
 
+    def cutting(self) -> AugmentConfig:
+        """Random squares of the photos in files: views of whole ones, squeezed to squares, would show a world that is
+        as much too narrow as the photos are wide."""
+        augment = self.config.augment
+        if augment.crop == "resized":
+            return augment
+        return dataclasses.replace(augment, crop="resized", area=(0.5, 1.0), aspect=(1.0, 1.0))
+
     # A step
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
@@ -312,28 +326,29 @@ class Dino(Learner):
         )
 
     def measures(self) -> dict[str, float]:
-        """Signs of learning or of collapse, which raises once it has lasted."""
-        signs, dino = self.signs(), self.dino
-        temperature = self.teacher_temperature.item()
-        wrong = None
-        if self.done >= dino.collapse_after:
-            wrong = diagnose(
-                signs,
-                centring=dino.centring,
-                teacher_temperature=round(temperature, 4),
-                student_temperature=dino.student_temperature,
-            )
-        self.bad_checks.copy_(self.bad_checks + 1 if wrong else torch.zeros_like(self.bad_checks))
-        if wrong and self.bad_checks.item() >= dino.collapse_checks:
-            raise PatchlightError(f"DINO has collapsed after {self.done:.0%} of the run: {wrong}")
+        signs = self.signs()
         return {
             "class_loss": signs.loss,
             "teacher_mean_entropy": signs.mean_entropy,
             "teacher_entropy": signs.answer_entropy,
             "feature_rank": signs.feature_rank,
-            "teacher_temperature": temperature,
+            "teacher_temperature": self.teacher_temperature.item(),
             "teacher_momentum": self.momentum.item(),
         }
+
+    def check(self) -> None:
+        """Raises where a collapse has lasted."""
+        dino, wrong = self.dino, None
+        if self.done >= dino.collapse_after:
+            wrong = diagnose(
+                self.signs(),
+                centring=dino.centring,
+                teacher_temperature=round(self.teacher_temperature.item(), 4),
+                student_temperature=dino.student_temperature,
+            )
+        self.bad_checks.copy_(self.bad_checks + 1 if wrong else torch.zeros_like(self.bad_checks))
+        if wrong and self.bad_checks.item() >= dino.collapse_checks:
+            raise PatchlightError(f"DINO has collapsed after {self.done:.0%} of the run: {wrong}")
 
 
 class ProjectionHead(nn.Module):

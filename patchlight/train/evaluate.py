@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,7 +26,7 @@ from patchlight.explain import plot
 from patchlight.files import replacing
 from patchlight.train.data import evaluation_batches
 from patchlight.train.scan import scan
-from patchlight.train.sources import open_dataset
+from patchlight.train.sources import open_dataset, require_photos
 from patchlight.train.trained_on import warnings_of
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
@@ -36,10 +37,14 @@ BINS = 15
 MOST_MISTAKES = 100
 
 TEMPERATURES = (0.01, 100.0)
-"""Where the best temperature is looked for; a model that is always right would want 0."""
+"""Where the best temperature is looked for."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """images_BCHW as the model takes them, labels_B of its classes, and indices_B that say which photos they are."""
+
+
+class NoNumbersError(PatchlightError):
+    """What a model gives is not a number."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class Report:
     names: Sequence[str]
     """Of the photos, by their indices."""
     left_out: tuple[str, ...]
-    """The names of those that cannot be read."""
+    """The names of those that cannot be read, or are not where a CSV says."""
     problems: tuple[str, ...]
     """What is wrong with the photos, a line each; of many of one kind the first."""
 
@@ -243,9 +248,12 @@ def evaluate_photos(
     """
     config, source, labels = loaded.config, os.fspath(photos), loaded.labels
     if not config.num_classes or loaded.provenance.origin in PROJECTIONS:
-        raise PatchlightError(f"{loaded.provenance.source}: has no head that gives classes; load one that has")
+        raise PatchlightError(
+            f"{loaded.provenance.source}: has no head that gives classes; --knn, --linear or --attentive judge features"
+        )
     tell("opening the photos")
     dataset = open_dataset(photos, "test")
+    require_photos(dataset, photos)
     # A class that no photo has may be unknown to the model.
     numbers = dataset.labels_N.unique().tolist() if labels is not None else range(len(dataset.classes))
     try:
@@ -273,7 +281,7 @@ def evaluate_photos(
         preprocess_fingerprint=loaded.preprocess.config.fingerprint(),
         evaluation=evaluate(loaded.model, matched, dataset.classes if labels is None else labels, tell=tell),
         names=readable.names,
-        left_out=tuple(dataset.names[index] for index in found.unreadable),
+        left_out=tuple(found.left_out),
         problems=tuple(problems),
     )
 
@@ -283,7 +291,7 @@ _FIRST_WORDS = b'{\n  "patchlight evaluation": 1,'
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder in which somebody else's files would be overwritten."""
+    """Refuse a folder that cannot be written to, or in which somebody else's files would be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise PatchlightError(f"{folder}: is a file; name a folder for the evaluation")
     try:
@@ -293,10 +301,21 @@ def check_folder(folder: Path) -> None:
         raise PatchlightError(f"{folder}: cannot be read ({error.strerror or error})") from None
     if there and not ours:
         raise PatchlightError(f"{folder}: holds {there[0]}, which is not from an evaluation; name another folder")
+    nearest = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+
+
+def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
+    reason = error.strerror or str(error)
+    return PatchlightError(f"{folder}: cannot be written ({reason}); make room, or name another folder")
 
 
 def write_report(report: Report, folder: str | os.PathLike[str]) -> list[str]:
-    """evaluation.json, per-class.csv, confusion.png and calibration.png, each whole or not at all.
+    """evaluation.json, per-class.csv, confusion.png and calibration.png: all of them whole, or none where one fails.
 
     Gives a sentence for each reason why pictures could not be drawn.
     """
@@ -315,17 +334,20 @@ def write_report(report: Report, folder: str | os.PathLike[str]) -> list[str]:
             files[name] = plot.to_png(draw().figure)
         except PatchlightError as error:
             failures.setdefault(str(error), []).append(name)
-    # Last: where it is, the rest is whole.
     files["evaluation.json"] = (json.dumps({"patchlight evaluation": 1} | report.to_dict(), indent=2) + "\n").encode()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:  # which puts them in place once all are written
+            for name, content in files.items():
+                stack.enter_context(replacing(folder / name)).write_bytes(content)
         for name in set(FILES) - files.keys():  # of an earlier evaluation
             (folder / name).unlink(missing_ok=True)
-        for name, content in files.items():
-            with replacing(folder / name) as temporary:
-                temporary.write_bytes(content)
     except OSError as error:
-        raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise _cannot_write(folder, error) from None
     return [f"not drawn: {', '.join(names)}; {reason}" for reason, names in failures.items()]
 
 
@@ -440,7 +462,7 @@ def _check(logits_NK: Tensor, labels_N: Tensor, indices_N: Tensor, classes: Sequ
         raise PatchlightError(f"label {wrong} is not one of the model's {num_classes} classes; they count from 0")
     odd_N = ~logits_NK.isfinite().all(1)
     if odd_N.any():
-        raise PatchlightError(
+        raise NoNumbersError(
             f"the model's answer is not a number for {int(odd_N.sum()):,} of {len(odd_N):,} photos (the first has "
             f"index {int(indices_N[odd_N][0])}); use float32, or an earlier checkpoint, if training went wrong"
         )
@@ -465,15 +487,15 @@ def _confidence_and_loss(
 
 
 def _top_accuracy(logits_NK: Tensor, labels_N: Tensor, top: int) -> float:
-    """Among equal logits the first class counts as the likelier one, as in argmax."""
-    right = 0
-    for rows in _chunks(logits_NK):
-        logits_BK, labels_B1 = logits_NK[rows], labels_N[rows, None]
-        own_B1 = logits_BK.gather(1, labels_B1)
-        before_BK = torch.arange(logits_BK.shape[1]) < labels_B1
-        ahead_B = ((logits_BK > own_B1) | ((logits_BK == own_B1) & before_BK)).sum(1)
-        right += int((ahead_B < top).sum())
+    right = sum(int((ranks_of(logits_NK[rows], labels_N[rows]) < top).sum()) for rows in _chunks(logits_NK))
     return right / len(labels_N)
+
+
+def ranks_of(scores_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """How many classes come before the right one; among equal scores the first class does, as in argmax."""
+    own_B1 = scores_BK.gather(1, labels_B[:, None])
+    before_BK = torch.arange(scores_BK.shape[1]) < labels_B[:, None]
+    return ((scores_BK > own_B1) | ((scores_BK == own_B1) & before_BK)).sum(1)
 
 
 def _fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
@@ -495,6 +517,8 @@ def _fit_temperature(logits_NK: Tensor, labels_N: Tensor) -> float:
 
     if (logits_NK == logits_NK[:, :1]).all():
         return 1.0  # a fresh head: nothing to scale
+    if (logits_NK.argmax(1) == labels_N).all():
+        return 1.0  # no mistake to go by: the lower the better, which says nothing of other photos
     low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
     if slope_and_curve(low)[0] >= 0:
         return TEMPERATURES[1]

@@ -25,10 +25,10 @@ from patchlight.models.families import Model
 from patchlight.models.vit import Pooling
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset, evaluation_batches, split, subset
-from patchlight.train.evaluate import Batch, evaluating, interval_of
+from patchlight.train.evaluate import Batch, NoNumbersError, evaluating, interval_of, ranks_of
 from patchlight.train.optim import FUSED_DEVICES
 from patchlight.train.scan import scan
-from patchlight.train.sources import open_dataset
+from patchlight.train.sources import open_dataset, require_photos
 from patchlight.train.trained_on import warnings_of
 from patchlight.weights.load import Loaded, load
 
@@ -64,7 +64,7 @@ class FeatureEvaluation:
     details: Mapping[str, Any]
     """The method's settings, what it chose, and how many photos it learned from; plain values for JSON."""
     left_out: tuple[str, ...] = ()
-    """The names of photos that cannot be read."""
+    """The names of photos that cannot be read, or are not where a CSV says."""
     problems: tuple[str, ...] = field(default=(), repr=False)
     """What is wrong with the photos, a line each; of many of one kind the first."""
 
@@ -159,10 +159,16 @@ def knn_accuracy(
         votes_BK = torch.zeros(len(votes_Bk), num_classes, dtype=torch.float64)
         return votes_BK.scatter_add_(1, labels_Mk[rows], votes_Bk)
 
-    ranks_M = torch.cat([_ranks(votes(rows), test_labels_M.cpu()[rows]) for rows in _parts(len(test_MD), 4096)])
+    ranks_M = torch.cat([ranks_of(votes(rows), test_labels_M.cpu()[rows]) for rows in _parts(len(test_MD), 4096)])
     voted_M = (labels_Mk == test_labels_M.cpu()[:, None]).any(1)
     ranks_M[~voted_M] = num_classes
-    details = {"k": k, "temperature": temperature, "train_photos": len(train_ND), "classes": num_classes}
+    details = {
+        "k": k,
+        "temperature": temperature,
+        "train_photos": len(train_ND),
+        "classes": num_classes,
+        "commonest": int(test_labels_M.bincount().max()) / len(test_labels_M),  # its share of the photos
+    }
     return _result("knn", ranks_M, num_classes, details)
 
 
@@ -330,7 +336,7 @@ def _probe(
     @torch.no_grad()
     def ranks(head: nn.Module, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         parts = (rows[part] for part in _parts(len(rows), batch_size))
-        return torch.cat([_ranks(head(inputs(features, part)).cpu(), labels[part]) for part in parts])
+        return torch.cat([ranks_of(head(inputs(features, part)).cpu(), labels[part]) for part in parts])
 
     scores = [float((ranks(head, train, train_labels_N, held_out) == 0).double().mean()) for head in heads]
     best = max(range(len(rates)), key=lambda index: scores[index])  # the lowest of equally good rates
@@ -379,13 +385,6 @@ def _num_classes(*labels: Tensor) -> int:
     return 1 + max(int(each.max()) for each in labels)
 
 
-def _ranks(scores_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """How many classes come before the right one; among equal scores the first class does, as in argmax."""
-    own_B1 = scores_BK.gather(1, labels_B[:, None])
-    before_BK = torch.arange(scores_BK.shape[1]) < labels_B[:, None]
-    return ((scores_BK > own_B1) | ((scores_BK == own_B1) & before_BK)).sum(1)
-
-
 def _result(method: Method, ranks_M: Tensor, num_classes: int, details: Mapping[str, Any]) -> FeatureEvaluation:
     return FeatureEvaluation(
         method=method,
@@ -404,7 +403,7 @@ def _check(train: Tensor, train_labels_N: Tensor, test: Tensor, test_labels_M: T
             raise PatchlightError(f"{name}: label {int(labels.min())} is no class; they count from 0")
         bad = sum(int((~features[part].isfinite()).flatten(1).any(1).sum()) for part in _parts(len(features), 1024))
         if bad:
-            raise PatchlightError(
+            raise NoNumbersError(
                 f"{name}: the features of {bad:,} of {len(features):,} photos are not numbers; use float32, or an "
                 "earlier checkpoint, if training went wrong"
             )
@@ -489,21 +488,22 @@ def _open_sets(
     asked: Dataset | None = open_dataset(photos, "test")
     assert asked is not None
     known = open_dataset(photos if train is None else train, "train")
+    require_photos(known, photos if train is None else train)
+    require_photos(asked, photos)
     if train is None and known.fingerprint() == asked.fingerprint():
         asked = None  # there are no parts
     found = scan(known, asked, workers=workers, tell=lambda done, total: tell(f"checked {done:,} of {total:,} photos"))
     if found.fatal:
-        raise PatchlightError(f"{os.fspath(photos)}: {'; '.join(found.fatal)}")
-    left_out = [known.names[index] for index in found.unreadable]
+        named = os.fspath(photos) if train is None else f"{os.fspath(photos)}, known by {os.fspath(train)}"
+        raise PatchlightError(f"{named}: {'; '.join([*found.fatal, *found.problems[:1]])}")
     readable = found.clean(known)
     if asked is None:
         readable, judged = split(readable, 0.2)
     else:
-        left_out += [asked.names[index] for index in found.unreadable_validation]
         judged = found.clean_validation(asked)
     if not len(judged):
         raise PatchlightError(f"{os.fspath(photos)}: has one photo a class, and none to hold out; add photos")
-    return readable, judged, left_out, list(found.problems)
+    return readable, judged, found.left_out, list(found.problems)
 
 
 def knn_of(

@@ -1,7 +1,8 @@
 """Which recipe suits one's own photos: how much of a checkpoint to let learn, by how much there is to learn from."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
@@ -20,32 +21,38 @@ STEPS = {"probe": 1_000, "partial": 2_000, "full": 6_000}
 EPOCHS = {"probe": 20, "partial": 15, "full": 10}
 """As many steps as these, but every photo is seen at least so many times, and at most a hundred."""
 
-
-@dataclass(frozen=True)
-class Choice:
-    config: TrainConfig
-    why: str
-    """One sentence for the user."""
+VARIATIONS = 8
+"""Of each photo, where the head alone learns: each is read and looked at once, which is all but all of the time."""
 
 
-def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation: str | None = None) -> Choice:
-    """Settings to fine-tune a checkpoint on a set of labelled photos.
+Kind = Literal["probe", "partial", "full"]
+
+
+def choose_recipe(
+    loaded: Loaded,
+    photos: str,
+    training: Dataset,
+    *,
+    validation: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """Settings to fine-tune a checkpoint on a set of labelled photos, with the changes that are asked for.
 
     Without `validation`, the set's own validation part is taken, where it has one, and else a part held out.
     """
+    changes = changes or {}
     if validation is None and _has_own_validation(photos, training):
         validation = photos
     count, classes = len(training), len(training.classes)
-    kind = "probe" if count <= FEW or count < FEW_A_CLASS * classes else "partial" if count < MANY else "full"
+    if "learning_blocks" in changes:
+        asked = changes["learning_blocks"]
+        kind: Kind = "full" if asked is None else "probe" if asked == 0 else "partial"
+    else:
+        kind = "probe" if _few(training) else "partial" if count < MANY else "full"
     depth = loaded.config.depth
     learning_blocks = {"probe": 0, "partial": max(1, depth // 3), "full": None}[kind]
     batch_size = next(size for size in (8, 16, 32, 64, 128, 256) if size == 256 or count < 40 * size)
     epochs = max(EPOCHS[kind], min(100, round(STEPS[kind] * batch_size / max(1, count))))
-    what = {
-        "probe": "the head alone learns, on frozen features: more would learn the photos by heart",
-        "partial": f"the last {learning_blocks} of {depth} blocks learn, the earlier ones stay as they are",
-        "full": "the whole model learns, earlier blocks more slowly",
-    }[kind]
     model = dataclasses.replace(
         loaded.config,
         image_size=loaded.preprocess.config.image_size,  # some were made for a larger one than they are used with
@@ -63,6 +70,7 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
             area=(0.6, 1.0) if kind == "probe" else (0.35, 1.0),
             colour=0.1 if kind == "probe" else 0.3,
             policy="none" if kind == "probe" else "trivial",
+            variations=VARIATIONS if kind == "probe" else None,
             mix=0.5 if kind == "full" else 0.0,
             mixup=0.2 if kind == "full" else 0.0,
             cutmix=1.0 if kind == "full" else 0.0,
@@ -81,7 +89,35 @@ def choose_recipe(loaded: Loaded, photos: str, training: Dataset, *, validation:
         evaluate_every=max(1.0, epochs / 10),
         checkpoint_every=200,
     )
-    return Choice(config, f"{count:,} photos in {classes} classes: {what}")
+    return config.changed(dict(changes))
+
+
+def resumed_recipe(
+    begun: TrainConfig, model: str, photos: str, *, validation: str | None = None, changes: Mapping[str, Any]
+) -> TrainConfig:
+    """Those of a run that goes on: as it was begun, even if one would choose otherwise for the photos of today."""
+    asked = {"start": model, "data.train": photos} | ({} if validation is None else {"data.validation": validation})
+    return begun.changed(asked | dict(changes))
+
+
+def in_words(config: TrainConfig, training: Dataset) -> str:
+    """How much of a checkpoint learns, in a sentence for the user."""
+    blocks, depth = config.learning_blocks, config.model.depth
+    if blocks is None:
+        what = "the whole model learns" + (", earlier blocks more slowly" if config.optim.layer_decay < 1 else "")
+    elif blocks == 0:
+        what = "the head alone learns, on frozen features"
+        what += ": more would learn the photos by heart" if _few(training) else ""
+    else:
+        which = f"the last {blocks} of {depth} blocks" if blocks < depth else f"all {depth} blocks"
+        what = f"{which} learn, what lies before them stays as it is"
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs:g} epochs"
+    photos = f"{len(training):,} photos in {len(training.classes)} classes"
+    return f"{photos}: {what}; {epochs}, batches of {config.batch_size}"
+
+
+def _few(training: Dataset) -> bool:
+    return len(training) <= FEW or len(training) < FEW_A_CLASS * len(training.classes)
 
 
 def _has_own_validation(photos: str, training: Dataset) -> bool:

@@ -1,17 +1,21 @@
 """What a run trains: a ViT and whatever takes part in teaching it. Each way of learning is one `Learner`."""
 
 import dataclasses
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from patchlight.config import PreprocessConfig
+from patchlight.images.augment import AugmentConfig
 from patchlight.models.families import Model
-from patchlight.train.data import Batch, Dataset
+from patchlight.signals import Asked
+from patchlight.train.data import Batch, Dataset, batches
 
-if TYPE_CHECKING:  # it holds the learners' settings
-    from patchlight.train.config import TrainConfig
+if TYPE_CHECKING:
+    from patchlight.train.config import TrainConfig  # which holds the learners' settings
+    from patchlight.train.processes import Processes  # which spread learners
 
 
 class Result(Protocol):
@@ -53,6 +57,40 @@ class Learner(nn.Module):
         """How photos are read: as the model takes them, or larger, where parts and views are cut from them."""
         return self.config.preprocess
 
+    def cutting(self) -> AugmentConfig:
+        """Which random parts are cut out of photos in files when they are read, from their full size."""
+        return self.config.augment
+
+    def cropped(self, training: Dataset) -> bool:
+        """Whether whoever reads the photos cuts random parts out of them."""
+        return training.images_NCHW is None and self.cutting().crop == "resized"
+
+    def look_ahead(
+        self, training: Dataset, processes: "Processes", asked: Asked, tell: Callable[[str], None], *, steps: int
+    ) -> None:
+        """What can be done once, before the first step of so many. It ends early where a stop is asked for."""
+
+    def stream(
+        self, training: Dataset, processes: "Processes", *, start: int, steps: int
+    ) -> Generator[Batch, None, None]:
+        """This process's photos of so many steps, from step `start` on."""
+        reading = self.reading()
+        return batches(
+            training,
+            seed=self.config.seed,
+            batch_size=self.config.batch_size,
+            repeats=self.config.augment.repeats,
+            start_step=start,
+            steps=steps,
+            rank=processes.rank,
+            world=processes.world,
+            image_size=reading.image_size,
+            augment=self.cutting(),
+            preprocess=reading,
+            workers=self.config.data.workers,
+            device=processes.device,
+        )
+
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
         """From photos as they were read to what `forward` takes. Whatever is random in it comes from `Draws`.
 
@@ -71,8 +109,11 @@ class Learner(nn.Module):
         """The weights have moved."""
 
     def measures(self) -> dict[str, float]:
-        """For the next line of metrics. Raises `PatchlightError` where there is no point in going on."""
+        """For the next line of metrics."""
         return {}
+
+    def check(self) -> None:
+        """After a line of metrics was written: raises `PatchlightError` where there is no point in going on."""
 
     def shown(self) -> Model:
         """The model that is judged and published, where no average of the weights is kept."""

@@ -1,45 +1,43 @@
 """The training loop, top to bottom: read, vary, learn, evaluate, save; and go on exactly where it was stopped.
 
 Nothing random is left to chance: the order of the photos and how each is varied derive from (seed, epoch, sample), what
-the model draws itself (stochastic depth) from (seed, step). The position of a run is its step.
+the model draws itself (stochastic depth) from (seed, step, process), so that with `drop_path` above 0 the losses of two
+processes are not those of one. The position of a run is its step.
 """
 
 import contextlib
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
-from patchlight.models.vit import ViT
-from patchlight.signals import asked_to_stop
+from patchlight.signals import Asked, asked_to_stop, held_back
 from patchlight.train import trained_on
+from patchlight.train.beginning import check_classes, check_photos, make_learner, make_model, open_sets
 from patchlight.train.checkpoint import read_newest, write_checkpoint
 from patchlight.train.config import TrainConfig
-from patchlight.train.data import Batch, Dataset, batches, split, subset
-from patchlight.train.dino import Dino
-from patchlight.train.features import judge_features
+from patchlight.train.data import Batch, Dataset
+from patchlight.train.evaluate import NoNumbersError
+from patchlight.train.features import FeatureEvaluation, judge_features
 from patchlight.train.learner import Learner, Result
-from patchlight.train.mae import Mae
-from patchlight.train.objective import Classification, Teacher, loaded_teacher
+from patchlight.train.objective import Teacher, check_teacher, loaded_teacher
 from patchlight.train.optim import WeightAverage, learning_rate, make_optimizer
 from patchlight.train.processes import Processes, find_processes
 from patchlight.train.publish import publish
 from patchlight.train.run_folder import RunFolder
-from patchlight.train.scan import scan
-from patchlight.train.sources import open_dataset
 from patchlight.train.step import Step
-from patchlight.train.subject import FindSubject, on_canvases
-from patchlight.weights.groups import Groups, gaps_of, read_groups
+from patchlight.weights.groups import Groups
 from patchlight.weights.load import load
 
 
@@ -51,7 +49,9 @@ class Progress:
     steps: int
     epoch: float
     loss: float
+    lr: float
     images_per_second: float
+    """Since the last time, evaluations left out."""
     accuracy: float | None
     """Of the last evaluation."""
 
@@ -59,8 +59,8 @@ class Progress:
 class Stopped(Exception):  # noqa: N818
     """The run was asked to stop and can be resumed; `.signal` says by what."""
 
-    def __init__(self, folder: Path, step: int, signal_number: int) -> None:
-        super().__init__(f"{folder}: stopped after step {step}; the same command with --resume goes on")
+    def __init__(self, line: str, signal_number: int) -> None:
+        super().__init__(line)
         self.signal = signal_number
 
 
@@ -71,52 +71,56 @@ def train(
     resume: bool = False,
     device: str | None = None,
     teacher: Teacher | None = None,
+    make_teacher: Callable[[str], Teacher] | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
+    checked: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Train as the config says into the folder `out`, which `patchlight.load` takes afterwards.
 
     With `resume` an interrupted run goes on to the very weights that it would have reached; one that is finished is
-    evaluated again. `teacher` is for distillation, where the config names none that `load` knows. `watch` hears of the
-    progress, `tell` of everything that deserves a line.
+    evaluated again. `teacher` is for distillation, where the config names none that `load` knows; `make_teacher` gives
+    one for a device, and is called once it is known that the run can begin, by the first process before the others.
+    `watch` hears of the progress, `checked` of that before the first step (photos read, photos in all), `tell` of
+    everything that deserves a line.
     """
     folder = RunFolder(out)
-    with find_processes(device) as processes, folder.held() if processes.is_first else contextlib.nullcontext():
-        if processes.is_first:
-            folder.check(config, resume=resume)
-        processes.wait()
-        return _train(config, folder, processes, teacher, watch, tell if processes.is_first else lambda line: None)
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(find_processes(device))
+        with processes.together():
+            if processes.is_first:
+                stack.enter_context(folder.held())
+                folder.check(config, resume=resume)
+            processes.check_batch(config)
+            newest = read_newest(folder.checkpoints)
+        if not processes.is_first:
+            checked, tell = (lambda done, total: None), (lambda line: None)
+        run = _set_up(config, folder, processes, teacher, make_teacher, checked, tell)
+        now = _begin_or_go_on(run, newest)
+        del newest  # it is as large as the weights and their moments
+        with _stopped_at_once(folder.path):
+            _learn(run, now, watch)
+            return _finish(run, now)
 
 
-def _train(
-    config: TrainConfig,
-    folder: RunFolder,
-    processes: Processes,
-    teacher: Teacher | None,
-    watch: Callable[[Progress], None],
-    tell: Callable[[str], None],
-) -> Result:
-    run = _set_up(config, folder, processes, teacher, tell)
-    now = _begin_or_go_on(run)
-    learner, update, steps = run.learner, run.update, run.steps
+def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> None:
+    """Step by step to the last one, or until somebody asks for a stop."""
+    config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
     evaluate_every = run.steps_an_epoch * config.evaluate_every
     next_evaluation = _next_multiple(now.start, evaluate_every)
-    stream = _open_stream(run, now.start)
-    with asked_to_stop() as asked, contextlib.closing(stream):
+    with contextlib.ExitStack() as stack:
+        asked = stack.enter_context(asked_to_stop())
+        _look_ahead(run, now, asked)
+        stream = learner.stream(run.training, processes, start=now.start, steps=steps - now.start)
+        stack.enter_context(contextlib.closing(stream))
         parts = update.prepared(_micro_batches(stream, config.accumulate))
         for step in range(now.start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
             learner.set_progress(step / steps)
             torch.manual_seed(_step_seed(config.seed, step, processes.rank))
-            loss = 0.0
-            try:
-                for part in range(config.accumulate):
-                    loss += update.learn(next(parts), last=part == config.accumulate - 1)
-            except PatchlightError:
-                if not asked.signal:
-                    raise
-                _save(run, now, step)  # whoever reads the photos was told to stop, too
-                raise Stopped(folder.path, step, asked.signal) from None
+            inputs, loss = _next_inputs(run, now, parts, asked, step), 0.0
+            for part in range(config.accumulate):
+                loss += update.learn(next(parts) if part else inputs, last=part == config.accumulate - 1)
             loss = processes.mean(loss)
             if math.isfinite(loss):
                 update.move(step)
@@ -126,22 +130,86 @@ def _train(
                 _count_bad_loss(run, now, step)
             now.losses.append(loss)
             done = step + 1
-            if processes.is_first and (done % config.log_every == 0 or done == steps):
-                watch(_log_losses(run, now, done))
+            if done % config.log_every == 0 or done == steps:
+                with processes.together():
+                    if processes.is_first:
+                        watch(_log_losses(run, now, done))
+                        learner.check()
             if done % config.log_every == 0:
                 now.losses.clear()
             if done >= next_evaluation and done < steps:
                 next_evaluation = _next_multiple(done, evaluate_every)
                 _evaluate(run, now, done)
-            stop = processes.agree(asked.signal)
-            if stop or done % config.checkpoint_every == 0:
+            if done % config.checkpoint_every == 0 or done == steps:
                 _save(run, now, done)
-            if stop:
-                raise Stopped(folder.path, done, stop)
+    with processes.together():
+        if asked.signal:  # in the last step, or while it was saved
+            raise _stopped_after(run, steps, asked.signal)
 
-        if now.start < steps:
-            _save(run, now, steps)
-    return _finish(run, now)
+
+def _look_ahead(run: "_Run", now: "_Standing", asked: Asked) -> None:
+    """What the learner does before its first step; the time of it is not that of steps."""
+    with run.processes.together():
+        try:
+            run.learner.look_ahead(run.training, run.processes, asked, run.tell, steps=run.steps)
+        except PatchlightError:
+            if not asked.signal:  # else whoever reads the photos was told to stop, too
+                raise
+    now.last_line = now.start, time.perf_counter()
+
+
+def _next_inputs(
+    run: "_Run", now: "_Standing", parts: Iterator[tuple[Tensor, ...]], asked: Asked, step: int
+) -> tuple[Tensor, ...]:
+    """The first part of what a step learns from, whose other parts are of the same photos.
+
+    All processes have theirs, or all end here: none may begin a step that another does not take part in.
+    """
+    inputs, failure = None, None
+    try:
+        inputs = next(parts)
+    except PatchlightError as error:
+        failure = error
+    worst = run.processes.agree(asked.signal or (_FAILED if failure else 0))
+    if worst > _FAILED:
+        _save(run, now, step)
+        raise _stopped_after(run, step, worst)
+    if worst:
+        with run.processes.together():
+            if failure is not None:
+                raise failure
+    assert inputs is not None
+    return inputs
+
+
+_FAILED = 1
+"""Less than the signals that ask for a stop: of one, whoever reads the photos may have been told, too."""
+
+
+def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
+    line = f"{run.folder.path}: stopped after step {step}; the same command with --resume goes on"
+    return Stopped(line, signal_number)
+
+
+@contextlib.contextmanager
+def _stopped_at_once(folder: Path) -> Iterator[None]:
+    """What SIGINT and SIGTERM do after the last step, when there is nothing left to save."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(
+            f"{folder}: stopped after the last step; the same command with --resume judges and publishes the model",
+            number,
+        )
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread hears signals
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -153,6 +221,8 @@ class _Run:
     processes: Processes
     training: Dataset
     validation: Dataset
+    notes: Sequence[str]
+    """What whoever uses the model should know of the photos."""
     groups: Groups | None
     learner: Learner
     update: Step
@@ -178,6 +248,11 @@ class _Standing:
     left_out: int
     """Steps, altogether."""
     began: float = field(default_factory=time.perf_counter)
+    last_line: tuple[int, float] = (0, 0.0)
+    """The step of the last line of metrics, and when it was written; evaluations since then are added."""
+
+    def __post_init__(self) -> None:
+        self.last_line = self.start, self.began
 
     def elapsed(self) -> float:
         """Seconds of the whole run."""
@@ -189,123 +264,130 @@ def _set_up(
     folder: RunFolder,
     processes: Processes,
     teacher: Teacher | None,
+    make_teacher: Callable[[str], Teacher] | None,
+    checked: Callable[[int, int], None],
     tell: Callable[[str], None],
 ) -> _Run:
-    # The photos. Everything that is wrong with them is said before the first step.
-    training, validation = open_photos(config, tell)
-    if config.labelled and len(training.classes) != config.model.num_classes:
-        raise PatchlightError(
-            f"{config.data.train}: has {len(training.classes)} classes, the model {config.model.num_classes}; "
-            f"--set model.num_classes={len(training.classes)}"
-        )
-    groups = None if config.data.groups is None else read_groups(config.data.groups, training.classes)
-    for line in [] if config.data.groups is None else gaps_of(config.data.groups, training.classes):
-        tell(line)
-    processes.check_batch(config)
+    with processes.together():
+        # What can be known before every photo is read: the classes, the model, and who teaches it.
+        training, validation = open_sets(config)
+        groups = check_classes(config, training.classes, tell)
+        if config.distill is not None and teacher is None and make_teacher is None:
+            named = load(config.distill.teacher, device=str(processes.device))
+            teacher = loaded_teacher(named, training.classes)
+        torch.manual_seed(config.seed)
+        vit, subject = make_model(config, training.classes, tell)
 
-    # The model, who teaches it, and how it moves.
-    torch.manual_seed(config.seed)
-    vit, subject = make_model(config, tell)
-    vit = vit.to(processes.device)
-    learner = make_learner(vit, config, training, teacher, subject).to(processes.device)
+        # The photos. Everything that is wrong with them is said before the first step.
+        training, validation, notes = check_photos(config, training, validation, tell, checked)
+    for mine in (processes.is_first, not processes.is_first):  # the first may train it, for the others to find
+        with processes.together():
+            if mine and make_teacher is not None:
+                teacher = make_teacher(str(processes.device))
+    with processes.together():
+        if config.distill is not None and teacher is not None:
+            check_teacher(teacher, config, processes.device)
+        learner = make_learner(vit.to(processes.device), config, training, teacher, subject).to(processes.device)
+
+    # How it moves.
     model = processes.spread(learner, config)  # before the optimizer, since sharding replaces the weights
     optimizer = make_optimizer(learner, config.optim, capturable=processes.device.type == "cuda")
     average = None if config.ema is None else WeightAverage(vit, config.ema)
-    # Random parts of photos in files are cut by whoever reads them, from their full size.
-    cut_by_reader = training.images_NCHW is None and config.augment.crop == "resized"
+    cropped = learner.cropped(training)
     return _Run(
         config=config,
         folder=folder,
         processes=processes,
         training=training,
         validation=validation,
+        notes=notes,
         groups=groups,
         learner=learner,
-        update=Step(learner, model, optimizer, average, config, processes, cropped=cut_by_reader, tell=tell),
+        update=Step(learner, model, optimizer, average, config, processes, cropped=cropped, tell=tell),
         steps=max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size)),
         steps_an_epoch=len(training) * config.augment.repeats / config.batch_size,
         tell=tell,
     )
 
 
-def _begin_or_go_on(run: _Run) -> _Standing:
+def _begin_or_go_on(run: _Run, newest: tuple[int, Any, list[str]] | None) -> _Standing:
     """From the newest checkpoint, where there is one; the weights and their moments are put in place."""
     start = 0
     told: dict[str, Any] = {"seconds": 0.0, "accuracy": None, "losses": [], "bad_losses": 0, "left_out": 0}
-    newest = read_newest(run.folder.checkpoints)
     if newest is not None:
         start, state, notes = newest
         for note in notes:
             run.tell(note)
-        _check_same_data(state["data"], run.training)
+        with run.processes.together():
+            _check_same_data(state["data"], run)
         run.processes.load_state(run.learner, run.update.optimizer, state)
         if run.update.average is not None:
             run.update.average.load_state_dict(state["average"])
         told = {name: state[name] for name in told}
         run.tell(f"going on after step {start} of {run.steps}")
-    if run.processes.is_first:
-        run.folder.begin(run.config)
-        run.folder.replace(trained_on.FILE, trained_on.marks_of(run.training))
-        run.folder.forget_after(start)
+    elif run.folder.settings.exists():
+        run.tell(f"{run.folder.path}: had not come to a checkpoint; beginning at step 0")
+    with run.processes.together():
+        if run.processes.is_first:
+            run.folder.begin(run.config)
+            run.folder.replace(trained_on.FILE, trained_on.marks_of(run.training))
+            run.folder.forget_after(start)
     return _Standing(start, **told)
 
 
-def _open_stream(run: _Run, start: int) -> Generator[Batch, None, None]:
-    reading = run.learner.reading()
-    return batches(
-        run.training,
-        seed=run.config.seed,
-        batch_size=run.config.batch_size,
-        repeats=run.config.augment.repeats,
-        start_step=start,
-        steps=run.steps - start,
-        rank=run.processes.rank,
-        world=run.processes.world,
-        image_size=reading.image_size,
-        augment=run.config.augment,
-        preprocess=reading,
-        workers=run.config.data.workers,
-        device=run.processes.device,
-    )
+_LEARN_MORE_SLOWLY = "lower optim.lr, or lengthen optim.warmup, in a new folder"
 
 
 def _count_bad_loss(run: _Run, now: _Standing, step: int) -> None:
     """Raises where there were too many in a row."""
     now.bad_losses, now.left_out = now.bad_losses + 1, now.left_out + 1
     run.tell(f"step {step + 1}: the loss or its gradient is no number; left out ({now.bad_losses} in a row)")
-    if now.bad_losses >= run.config.bad_losses:
-        raise PatchlightError(
-            f"{run.folder.path}: {now.bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
-            "lower optim.lr, or lengthen optim.warmup, in a new folder"
-        )
+    with run.processes.together():
+        if now.bad_losses >= run.config.bad_losses:
+            raise PatchlightError(
+                f"{run.folder.path}: {now.bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
+                f"{_LEARN_MORE_SLOWLY}"
+            )
 
 
 def _log_losses(run: _Run, now: _Standing, done: int) -> Progress:
     """A line of metrics."""
     finite = [each for each in now.losses if math.isfinite(each)]
     mean_loss = sum(finite) / len(finite) if finite else math.nan
-    rate = (done - now.start) * run.config.batch_size / (time.perf_counter() - now.began)
+    step, since = now.last_line
+    now.last_line = done, time.perf_counter()
+    rate = (done - step) * run.config.batch_size / (now.last_line[1] - since)
+    lr = run.config.optim.lr * run.update.optimizer.share
     epoch = done / run.steps_an_epoch
     run.folder.log(
         step=done,
         epoch=round(epoch, 4),
         loss=mean_loss,
+        lr=lr,
         left_out=now.left_out,
         images_per_second=rate,
         seconds=now.elapsed(),
         **run.learner.measures(),
     )
-    return Progress(done, run.steps, epoch, mean_loss, rate, now.accuracy)
+    return Progress(done, run.steps, epoch, mean_loss, lr, rate, now.accuracy)
 
 
 def _evaluate(run: _Run, now: _Standing, done: int) -> None:
+    began = time.perf_counter()
     shown = _shown(run)  # by all processes together, where each holds a part
-    if run.processes.is_first:
-        result = _judge(run, shown)
-        now.accuracy = result.accuracy
-        epoch = round(done / run.steps_an_epoch, 4)
-        run.folder.log(step=done, epoch=epoch, seconds=now.elapsed(), **result.course())
-    run.processes.wait()
+    with run.processes.together():
+        if run.processes.is_first:
+            result = _judge(run, shown, done)
+            now.accuracy = result.accuracy
+            epoch = round(done / run.steps_an_epoch, 4)
+            run.folder.log(step=done, epoch=epoch, seconds=now.elapsed(), **result.course())
+            if isinstance(result, FeatureEvaluation) and result.accuracy <= result.details["commonest"]:
+                run.tell(
+                    f"epoch {epoch:g}: the nearest neighbours name {result.accuracy:.1%} right, no more than one gets "
+                    f"who names the commonest class alone ({result.details['commonest']:.1%})"
+                )
+    step, since = now.last_line
+    now.last_line = step, since + time.perf_counter() - began
 
 
 def _shown(run: _Run) -> Model:
@@ -318,143 +400,60 @@ def _shown(run: _Run) -> Model:
     return shown
 
 
-def _judge(run: _Run, shown: Model) -> Result:
-    with torch.inference_mode(), run.processes.autocast(run.config):
-        if not run.config.labelled:
-            return judge_features(shown, run.training, run.validation, run.config, run.processes.device)
-        return run.learner.judge(shown, run.training, run.validation, run.processes.device)
+def _judge(run: _Run, shown: Model, done: int) -> Result:
+    try:
+        with torch.inference_mode(), run.processes.autocast(run.config):
+            if not run.config.labelled:
+                return judge_features(shown, run.training, run.validation, run.config, run.processes.device)
+            return run.learner.judge(shown, run.training, run.validation, run.processes.device)
+    except NoNumbersError:
+        raise PatchlightError(
+            f"{run.folder.path}: what the model answers after step {done} is no number; {_LEARN_MORE_SLOWLY}"
+        ) from None
 
 
 def _save(run: _Run, now: _Standing, step: int) -> None:
     """Everything that is needed to go on exactly."""
     weights, moments = run.processes.gather_state(run.learner, run.update.optimizer)
-    if run.processes.is_first:
-        average = run.update.average
-        state = {
-            "model": weights,
-            "optimizer": moments,
-            "average": None if average is None else average.state_dict(),
-            "data": run.training.fingerprint(),
-            "config": run.config.to_dict(),
-            "seconds": now.elapsed(),
-            "accuracy": now.accuracy,
-            "losses": now.losses,
-            "bad_losses": now.bad_losses,
-            "left_out": now.left_out,
-        }
-        write_checkpoint(run.folder.checkpoints, step, state)
-    run.processes.wait()
+    average = run.update.average
+    with run.processes.together():
+        if run.processes.is_first:
+            state = {
+                "model": weights,
+                "optimizer": moments,
+                "average": None if average is None else average.state_dict(),
+                "data": run.training.fingerprint(),
+                "config": run.config.to_dict(),
+                "seconds": now.elapsed(),
+                "accuracy": now.accuracy,
+                "losses": now.losses,
+                "bad_losses": now.bad_losses,
+                "left_out": now.left_out,
+            }
+            write_checkpoint(run.folder.checkpoints, step, state)
 
 
 def _finish(run: _Run, now: _Standing) -> Result:
     """Judge the model and publish it."""
     folder, steps = run.folder, run.steps
-    shown = _shown(run)
-    result = _judge(run, shown)
-    seconds = now.elapsed()
-    if run.processes.is_first:
-        if now.start < steps or not any("accuracy" in row and row["step"] == steps for row in folder.rows()):
-            folder.log(step=steps, epoch=round(steps / run.steps_an_epoch, 4), seconds=seconds, **result.course())
-        left_out = now.left_out
-        notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
-        for name, content in run.learner.pictures(run.validation, run.processes.device).items():
-            folder.replace(name, content)
-        hardware = run.processes.hardware()
-        publish(folder, run.learner, shown.cpu(), run.training, result, seconds, hardware, notes, run.groups)
-    run.processes.wait()
+    with held_back():  # the processes may have to exchange what each holds of it
+        shown = _shown(run)
+    with run.processes.together():
+        result = _judge(run, shown, steps)
+        seconds, course = now.elapsed(), result.course()
+        if run.processes.is_first:
+            judged = any("accuracy" in row and row["step"] == steps for row in folder.rows())
+            if course and (now.start < steps or not judged):
+                folder.log(step=steps, epoch=round(steps / run.steps_an_epoch, 4), seconds=seconds, **course)
+            left_out = now.left_out
+            notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
+            shown_photos = run.validation if len(run.validation) else run.training
+            for name, content in run.learner.pictures(shown_photos, run.processes.device).items():
+                folder.replace(name, content)
+            notes = [*run.notes, *notes]
+            hardware = run.processes.hardware()
+            publish(folder, run.learner, shown.cpu(), run.training, result, seconds, hardware, notes, run.groups)
     return result
-
-
-def open_photos(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Dataset, Dataset]:
-    """The training and the validation photos, without those that cannot be read."""
-    training = open_dataset(config.data.train, labelled=config.labelled)
-    validation = None
-    if config.data.validation is not None:
-        validation = open_dataset(config.data.validation, "validation", labelled=config.labelled)
-    found = scan(training, validation, workers=config.data.workers, labelled=config.labelled)
-    for problem in found.problems:
-        tell(problem)
-    if found.fatal:
-        raise PatchlightError("; ".join(found.fatal))
-    training = found.clean(training)
-    if validation is None:
-        training, validation = split(training, config.data.validation_share)
-    else:
-        validation = found.clean_validation(validation)
-    if config.data.train_share < 1:
-        training = subset(training, config.data.train_share)
-    if not len(validation):
-        raise PatchlightError(
-            f"{config.data.train}: leaves no photos to judge by; add photos (two or more a class), raise "
-            "data.validation_share, or name others with data.validation"
-        )
-    classes = f", {len(training.classes)} classes" if len(training.classes) > 1 else ""
-    tell(f"{len(training):,} photos to learn from, {len(validation):,} to judge by{classes}")
-    if config.subject is not None:
-        for photos, name in ((training, config.data.train), (validation, config.data.validation)):
-            if photos.boxes_N4 is None:
-                raise PatchlightError(f"{name}: has no boxes; give a CSV with the columns file,label,x0,y0,x1,y1")
-        side, workers = config.subject.canvas, config.data.workers
-        return on_canvases(training, side, workers), on_canvases(validation, side, workers)
-    return training, validation
-
-
-def make_learner(
-    vit: Model, config: TrainConfig, training: Dataset, teacher: Teacher | None, subject: SubjectHeat | None
-) -> Learner:
-    """What is learnt, as the settings say."""
-    if isinstance(vit, ViT):
-        if config.dino is not None:
-            return Dino(vit, config)
-        if config.mae is not None:
-            return Mae(vit, config)
-        if config.subject is not None:
-            return FindSubject(vit, config, training)
-    if config.distill is not None and teacher is None:
-        device = str(next(vit.parameters()).device)
-        teacher = loaded_teacher(load(config.distill.teacher, device=device), training.classes)
-    return Classification(vit, config, teacher, subject)
-
-
-def make_model(config: TrainConfig, tell: Callable[[str], None]) -> tuple[Model, SubjectHeat | None]:
-    """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can.
-
-    And how the checkpoint finds subjects, where that stays: the head alone learns, and photos are seen as before.
-    """
-    subject = None
-    if config.start is None:
-        vit = fresh_model(config.model)
-    else:
-        asked = ("num_classes", "head_hidden", "image_size")
-        loaded = load(
-            config.start,
-            **{name: getattr(config.model, name) for name in asked if hasattr(config.model, name)},
-        )
-        vit = fresh_model(config.model)
-        try:
-            vit.load_state_dict(loaded.model.state_dict())
-        except RuntimeError as error:
-            raise PatchlightError(
-                f"{config.start}: does not fit the model in the settings ({str(error).splitlines()[-1].strip()})"
-            ) from None
-        for note in loaded.notes:
-            tell(note)
-        if config.learning_blocks == 0 and loaded.preprocess.config == config.preprocess:
-            subject = loaded.subject
-        elif loaded.subject is not None and config.subject is None:
-            tell(
-                "how the checkpoint finds subjects is not kept, since its blocks learn or it sees photos otherwise; "
-                "learning_blocks=0 with its own preprocessing keeps it"
-            )
-    if config.learning_blocks is not None:
-        vit.requires_grad_(False)
-        learning: list[nn.Module | None] = [vit.head, getattr(vit, "distill_head", None)]
-        if config.learning_blocks:
-            learning += [vit.norm, *list(vit.blocks)[-config.learning_blocks :]]
-        for module in learning:
-            if module is not None:
-                module.requires_grad_(True)
-    return vit.train(), subject
 
 
 def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:
@@ -471,6 +470,9 @@ def _next_multiple(step: int, interval: float) -> int:
     return math.ceil((math.floor(step / interval + 1e-9) + 1) * interval - 1e-9)
 
 
-def _check_same_data(fingerprint: str, training: Dataset) -> None:
-    if fingerprint != training.fingerprint():
-        raise PatchlightError("the training photos have changed since the run was begun; start a new run")
+def _check_same_data(fingerprint: str, run: _Run) -> None:
+    if fingerprint != run.training.fingerprint():
+        raise PatchlightError(
+            f"{run.config.data.train}: the training photos have changed since {run.folder.path} was begun; put them "
+            "back as they were, or start a new run in another folder"
+        )

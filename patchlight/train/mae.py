@@ -10,10 +10,8 @@ Shapes: V visible patches, T prefix tokens, X numbers in a patch, in the order o
 import dataclasses
 import io
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +21,6 @@ from torch import Tensor, nn
 
 from patchlight.config import JsonConfig, Size, ViTConfig, check_types, require
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing
 from patchlight.images.augment import augment, normalise
 from patchlight.images.draws import Draws
 from patchlight.models.positions import TokenGeometry, lay_tokens, sincos_2d
@@ -87,7 +84,6 @@ class Mae(Learner):
         if config.mae is None:
             raise PatchlightError("a masked autoencoder needs the settings `mae`: TrainConfig(mae=MaeConfig(), ...)")
         _check_encoder(vit.config)
-        require(not config.augment.mix, f"augment.mix={config.augment.mix} mixes labels, of which MAE has none; use 0")
         self.vit, self.config, self.mae = vit, config, config.mae
         self.decoder = Decoder(vit.config, self.mae)
         self.num_patches = math.prod(vit.config.grid)
@@ -149,6 +145,9 @@ class Mae(Learner):
 
     def measures(self) -> dict[str, float]:
         """The share of the pixels' variance that the predictions explain: 0 for a plain grey, 1 for the truth."""
+        return {"explained": self.explained.item()}
+
+    def check(self) -> None:
         explained, moves = self.explained.item(), int(self.moves.item())
         if moves >= self.mae.patience and explained < 0.01:
             raise PatchlightError(
@@ -156,7 +155,6 @@ class Mae(Learner):
                 f"explained {explained:.1%}); lower optim.lr or lengthen optim.warmup, or lower mae.mask_share; "
                 "for slow starts raise mae.patience"
             )
-        return {"explained": explained}
 
     @torch.no_grad()
     def reconstruct(self, images_BCHW: Tensor, noise_BP: Tensor | None = None, seed: int = 0) -> Reconstruction:
@@ -315,15 +313,6 @@ def reconstruction_png(pictures: Reconstruction, *, gap: int = 4) -> bytes:
     file = io.BytesIO()
     Image.fromarray(sheet).save(file, "PNG")
     return file.getvalue()
-
-
-def write_reconstruction(pictures: Reconstruction, path: str | os.PathLike[str]) -> None:
-    """`reconstruction_png` in a file, whole or not at all."""
-    try:
-        with replacing(Path(path)) as temporary:
-            temporary.write_bytes(reconstruction_png(pictures))
-    except OSError as error:
-        raise PatchlightError(f"{os.fspath(path)}: cannot be written ({error.strerror or error})") from None
 
 
 def load_hf_mae(mae: Mae, state: Mapping[str, Tensor]) -> None:

@@ -87,6 +87,28 @@ def distillation_loss(distilled_BK: Tensor, taught_BK: Tensor, config: DistillCo
     return gap * config.temperature**2
 
 
+def check_teacher(teacher: Teacher, config: TrainConfig, device: torch.device) -> None:
+    """Refuse one that does not answer with a logit for each of the student's classes."""
+    images_BCHW = torch.zeros((2, 3, *config.preprocess.image_size), device=device)
+    try:
+        with torch.no_grad():
+            taught = teacher(images_BCHW)
+    except PatchlightError:
+        raise
+    except Exception as error:
+        raise PatchlightError(
+            f"the teacher fails on images {list(images_BCHW.shape)} with values from 0 to 1 "
+            f"({type(error).__name__}: {error}); give one that takes them"
+        ) from None
+    wanted = [len(images_BCHW), config.model.num_classes]
+    if not isinstance(taught, Tensor) or list(taught.shape) != wanted:
+        given = list(taught.shape) if isinstance(taught, Tensor) else type(taught).__name__
+        raise PatchlightError(
+            f"the teacher answers {len(images_BCHW)} images with {given}, not with logits {wanted}, one for each of "
+            "the classes; give one of the same classes"
+        )
+
+
 def loaded_teacher(loaded: Any, classes: tuple[str, ...]) -> Teacher:
     """A teacher from what `load` gives: with its own normalisation and size, its logits in the student's order."""
     model, preprocess = loaded.model.requires_grad_(False), loaded.preprocess.config

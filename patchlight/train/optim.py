@@ -87,7 +87,8 @@ class Optimizers:
         self.share = 1.0
         self._names = {weight: name for name, weight in learning.items()}
         for optimizer in optimizers:
-            _make_state(optimizer)
+            if isinstance(optimizer, torch.optim.AdamW):
+                _make_state(optimizer)
 
     @property
     def groups(self) -> Iterator[dict[str, Any]]:
@@ -106,10 +107,6 @@ class Optimizers:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """{"share": share of the rates, "state": {parameter's name: {what: tensor}}}; the tensors are not copied."""
         states = {weight: state for optimizer in self.optimizers for weight, state in optimizer.state.items()}
@@ -127,13 +124,10 @@ class Optimizers:
         self.set_lr(state["share"])
 
 
-def _make_state(optimizer: torch.optim.Optimizer) -> None:
+def _make_state(optimizer: torch.optim.AdamW) -> None:
     """Make the state that the first step would make. Made inside a CUDA graph, it would begin anew at each replay."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            if isinstance(optimizer, Muon):
-                optimizer.state[weight] = {"momentum": torch.zeros_like(weight)}
-                continue
             on_device = group["fused"] or group["capturable"]
             optimizer.state[weight] = {
                 "step": torch.zeros((), dtype=torch.float32, device=weight.device if on_device else None),
@@ -151,6 +145,9 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params: Any, lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1})
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["momentum"] = torch.zeros_like(weight)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -183,9 +180,6 @@ class Muon(torch.optim.Optimizer):
         """The gradients, averaged over steps and looked ahead by one step (Nesterov)."""
         if not weights:
             return []
-        for weight in weights:
-            if not self.state[weight]:
-                self.state[weight]["momentum"] = torch.zeros_like(weight)
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         averages = [self.state[weight]["momentum"] for weight in weights]
         torch._foreach_lerp_(averages, gradients, 1 - momentum)

@@ -1,6 +1,7 @@
 """One process or many: what a run needs to know of the others. `torchrun` starts them and tells them by environment."""
 
 import contextlib
+import datetime
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,19 @@ from torch import nn
 
 from patchlight.errors import PatchlightError
 from patchlight.models.families import BLOCKS
+from patchlight.signals import held_back
 from patchlight.train.config import TrainConfig
 from patchlight.train.learner import Learner
+
+PATIENCE = datetime.timedelta(hours=6)
+"""While the first process judges a model, or trains its teacher, the others wait."""
+
+
+class FailedElsewhereError(PatchlightError):
+    """Another process of the run has failed, and says why."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of the run has failed; it says why")
 
 
 @dataclass(frozen=True)
@@ -28,10 +40,26 @@ class Processes:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def wait(self) -> None:
-        """Until all have come here."""
-        if self.world > 1:
-            dist.barrier()
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what the first process does alone, or each for itself: all go on when all are done.
+
+        Where it fails, all end: the first that failed raises its error, the others raise `FailedElsewhereError`.
+        Inside, none may exchange anything with the others.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        with held_back():  # whoever left here would leave the others waiting
+            failed = self.agree(0 if failure is None else self.world - self.rank)  # the first has the largest number
+            if self.world > 1:
+                dist.barrier()  # a process that ends while gloo's threads are still at the last exchange is aborted
+        if failure is not None and failed == self.world - self.rank:
+            raise failure
+        if failed:
+            raise FailedElsewhereError
 
     def mean(self, value: float) -> float:
         """Over the processes, so that all decide alike."""
@@ -78,7 +106,8 @@ class Processes:
                     block.compile(dynamic=False)  # the few sizes that there are, each for itself
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            model = nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+            model = nn.parallel.DistributedDataParallel(model, device_ids=ids)
+            model.broadcast_buffers = False  # as an argument, torch 2.13 warns of it, and earlier ones have no other
         return model
 
     def gather_state(self, model: nn.Module, optimizer: Any | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -101,22 +130,44 @@ class Processes:
         return name if self.world == 1 else f"{self.world} x {name}"
 
 
+def rank_and_world() -> tuple[int, int]:
+    """Which process this is, from 0, and of how many, as torchrun tells it."""
+    rank, world = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)):
+        raise PatchlightError(
+            f"RANK={rank!r} and WORLD_SIZE={world!r} in the environment are not those of a process; unset both, or "
+            "start with torchrun, which sets them"
+        )
+    return int(rank), int(world)
+
+
+def usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros((), device=device).item()  # "meta" makes tensors, too, but they hold nothing
+    except (RuntimeError, AssertionError) as error:
+        raise PatchlightError(f"device={name!r} cannot be used here ({str(error).splitlines()[0]})") from None
+    return device
+
+
 @contextlib.contextmanager
 def find_processes(device: str | None) -> Iterator[Processes]:
     """Join the run's other processes if torchrun started us, and leave them at the end."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = rank_and_world()
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cuda":
         kind = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        chosen = torch.device(kind)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise PatchlightError(f"device={kind!r} cannot be used here ({str(error).splitlines()[0]})") from None
+    chosen = usable_device(kind)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if world > 1:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+        try:
+            dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            raise PatchlightError(
+                f"the {world} processes of WORLD_SIZE cannot be joined ({' '.join(str(error).split())[:200]}); start "
+                "them with torchrun, or unset WORLD_SIZE"
+            ) from None
     try:
         yield Processes(rank, world, chosen)
     finally:

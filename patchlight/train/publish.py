@@ -32,15 +32,20 @@ def publish(
     config = learner.config
     labels = training.classes if config.labelled else None
     extras = learner.published_with()
-    save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
-    summary = result.summary() | {"photos": len(training), "validation_photos": result.photos}
+    try:
+        save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
+    except PatchlightError as error:
+        raise PatchlightError(f"{error}; make room, and resume: nothing has to be learnt again") from None
+    rows = folder.rows()
+    at_the_end = {name: value for row in rows for name, value in row.items() if name in ("explained", "feature_rank")}
+    summary = at_the_end | result.summary() | {"photos": len(training), "validation_photos": result.photos}
     card = training_card(config, training.classes, summary, seconds, hardware, notes)
     folder.replace("README.md", card.encode())
     try:
-        axes = plot.draw_curves(folder.rows())
-        folder.replace("curves.png", plot.to_png(axes[0].figure))
+        curves = plot.to_png(plot.draw_curves(rows)[0])
     except PatchlightError:
-        pass  # no matplotlib: the numbers are in metrics.jsonl
+        return  # no matplotlib: the numbers are in metrics.jsonl
+    folder.replace("curves.png", curves)
 
 
 def put_into_package(
@@ -51,7 +56,8 @@ def put_into_package(
 ) -> Path:
     """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card.
 
-    `groups` is a table as `read_groups` takes it, in place of the run's own; `tell` hears what of it does not fit.
+    `groups` is a table as `read_groups` takes it, in place of the run's own; `tell` hears what of it does not
+    fit, and what the model cannot do yet.
     """
     folder = RunFolder(run)
     loaded = load(folder.path)
@@ -62,6 +68,12 @@ def put_into_package(
     target = save(loaded, assets / "default", groups=groups, overwrite=True)
     for line in [] if groups is None else gaps_of(groups, loaded.labels or ()):
         tell(line)
+    if loaded.subject is None:
+        tell("it was not taught to find subjects: `crop` goes by tokencut, and is sure of little")
+    else:
+        tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
+    if loaded.labels is None:
+        tell("it names no classes: `classify` needs another model")
     card = folder.path / "README.md"
     if card.is_file():
         with replacing(target / "README.md") as temporary:

@@ -3,12 +3,14 @@
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from patchlight.errors import PatchlightError
 from patchlight.train.config import TrainConfig
+from patchlight.train.objective import Teacher
 
 
 def read_recipe(path: str) -> ModuleType:
@@ -28,7 +30,7 @@ def read_recipe(path: str) -> ModuleType:
     except PatchlightError:
         raise
     except Exception as error:
-        raise PatchlightError(f"{path}: cannot be run ({_what(error)})") from None
+        raise PatchlightError(f"{path}: cannot be run ({_what(error, spec.origin)})") from None
     if not callable(getattr(module, "config", None)):
         raise PatchlightError(f"{path}: has no function config() that returns a TrainConfig")
     return module
@@ -40,16 +42,29 @@ def recipe_config(module: ModuleType, changes: dict[str, Any]) -> TrainConfig:
     except PatchlightError:
         raise
     except Exception as error:
-        raise PatchlightError(f"{module.__file__}: its config() failed ({_what(error)})") from None
+        raise PatchlightError(f"{module.__file__}: its config() failed ({_what(error, module.__file__)})") from None
     if not isinstance(config, TrainConfig):
         raise PatchlightError(f"{module.__file__}: config() gave {config!r:.60}, not a TrainConfig")
     return config.changed(changes)
 
 
-def _what(error: Exception) -> str:
-    """With the recipe's own line, the last that it ran."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None or isinstance(error, SyntaxError) else f", line {trace.tb_lineno}"
+def recipe_teacher(module: ModuleType, out: str | Path, config: TrainConfig, device: str) -> Teacher:
+    """The teacher of a recipe that has one of its own."""
+    try:
+        teacher = module.teacher(out, device, config)
+    except PatchlightError:
+        raise
+    except Exception as error:
+        raise PatchlightError(f"{module.__file__}: its teacher() failed ({_what(error, module.__file__)})") from None
+    if not callable(teacher):
+        raise PatchlightError(
+            f"{module.__file__}: teacher() gave {teacher!r:.60}, which cannot be called; give logits_BK for images_BCHW"
+        )
+    return teacher
+
+
+def _what(error: Exception, recipe: str | None) -> str:
+    """With the recipe's own line, the last that it ran, whichever library it was in afterwards."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == recipe]
+    where = f", line {lines[-1]}" if lines and not isinstance(error, SyntaxError) else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -40,6 +40,7 @@ class RunFolder:
         elif not resume:
             raise PatchlightError(f"{self.path}: holds a run already; go on with --resume, or name another folder")
         else:
+            self.rows()  # which refuses what cannot be read
             begun, asked = _flat(self.config()), _flat(config)
             # What cannot change the result may change.
             fixed = (asked.keys() | begun.keys()) - {"data.workers", "checkpoint_every", "log_every"}
@@ -82,15 +83,20 @@ class RunFolder:
             self._board.flush()
 
     def rows(self) -> list[dict[str, Any]]:
-        if not self.metrics.exists():
+        """The lines of metrics; what a kill cut off, and whatever else is not ours, is left out."""
+        try:
+            lines = self.metrics.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise PatchlightError(
+                f"{self.metrics}: cannot be read ({error.strerror}); move it away, and resume"
+            ) from None
         rows = []
-        for line in self.metrics.read_text(errors="replace").splitlines():
-            try:
+        for line in lines:
+            with contextlib.suppress(ValueError):
                 rows.append(json.loads(line))
-            except ValueError:
-                break  # cut off by a kill; what follows a cut cannot be there
-        return rows
+        return [row for row in rows if _is_row(row)]
 
     def forget_after(self, step: int) -> None:
         """Drop the lines of steps that are going to be done again."""
@@ -103,7 +109,17 @@ class RunFolder:
             with replacing(self.path / name) as temporary:
                 temporary.write_bytes(content)
         except OSError as error:
-            raise PatchlightError(f"{self.path / name}: could not be written ({error.strerror})") from None
+            raise PatchlightError(
+                f"{self.path / name}: could not be written ({error.strerror}); make room, and resume"
+            ) from None
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and isinstance(row.get("step"), int)
+        and all(value is None or isinstance(value, int | float) for value in row.values())
+    )
 
 
 def _open_board(path: Path) -> Any:

@@ -25,6 +25,10 @@ class Scan:
     unreadable: list[int] = field(default_factory=list)
     """Indices in the training set."""
     unreadable_validation: list[int] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """The names of all photos of both sets that cannot be read, or are not where a table says."""
+    in_both: int = 0
+    """Photos of the validation set that are in the training set, too."""
     hashes: list[bytes] | None = None
     """The `content_hash` of every photo of the training set; None for a set in memory."""
 
@@ -58,19 +62,26 @@ def scan(
     notes += _classes_without_photos(train, training) + _classes_alike(train)
     if training.hashes is not None:
         notes += _two_labels(train, training)
+    in_both: list[Note] = []
     fatal = []
     with_photos = _labels_with_photos(train, training)
     if not with_photos:
-        fatal.append("there are no photos to train on" + (": none can be read" if len(train) else ""))
+        fatal.append(
+            "there are no photos to train on" + (f": none of the {len(train):,} can be read" if len(train) else "")
+        )
     elif labelled and len(with_photos) < 2:
         only = train.classes[with_photos.pop()]
         fatal.append(f"all photos to train on are of one class, {only!r}; at least two are needed")
     if validation is not None:
         notes += [*validation.notes, *held_out.notes]
         if training.hashes is not None and held_out.hashes is not None:
-            notes += _in_both(train, training, validation, held_out)
+            in_both = _in_both(train, training, validation, held_out)
+            notes += in_both
         if len(validation) == len(held_out.unreadable):
-            fatal.append("there are no photos to judge by" + (": none can be read" if len(validation) else ""))
+            fatal.append(
+                "there are no photos to judge by"
+                + (f": none of the {len(validation):,} can be read" if len(validation) else "")
+            )
         judged = {validation.classes[label] for label in validation.labels_N.unique().tolist()}
         unknown = [name for name in validation.classes if name in judged - set(train.classes)]
         fatal += _bounded(
@@ -82,6 +93,8 @@ def scan(
         classes=train.classes,
         unreadable=training.unreadable,
         unreadable_validation=held_out.unreadable,
+        left_out=_left_out(train, training) + ([] if validation is None else _left_out(validation, held_out)),
+        in_both=len(in_both),
         hashes=training.hashes,
     )
 
@@ -138,6 +151,11 @@ def _read_all(
 def _without(dataset: Dataset, unreadable: Sequence[int]) -> Dataset:
     left_out = set(unreadable)
     return dataset.select(index for index in range(len(dataset)) if index not in left_out) if left_out else dataset
+
+
+def _left_out(dataset: Dataset, contents: _Contents) -> list[str]:
+    missing = [note.missing for note in dataset.notes if note.missing is not None]
+    return missing + [dataset.names[index] for index in contents.unreadable]
 
 
 def _labels_with_photos(dataset: Dataset, contents: _Contents) -> set[int]:

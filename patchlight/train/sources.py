@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,6 +86,18 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
     return _open_shards([shard for shard in shards if word is None or words[shard] == word], labelled=labelled)
 
 
+def require_photos(dataset: Dataset, source: str | os.PathLike[str]) -> None:
+    """Refuse a set in which there is none, with the first reason why."""
+    if len(dataset):
+        return
+    name = os.fspath(source)
+    if not dataset.notes:
+        raise PatchlightError(f"{name}: has no photos; add some, or name another set")
+    first = dataset.notes[0]
+    remedy = "a CSV's paths go from its own folder" if first.missing is not None else "mend that, or name another set"
+    raise PatchlightError(f"{name}: has no photos ({first.line}); {remedy}")
+
+
 def _choose_part(names: Sequence[str], part: Part, path: Path) -> str | None:
     """The name that stands for this part; None where the names do not divide the set into parts.
 
@@ -127,6 +140,10 @@ def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
         ]
         names, sizes = [name for name, _ in found_all], [size for _, size in found_all]
         return _of_files(str(folder), [UNLABELLED], [0] * len(names), names, sizes, notes)
+    if not class_folders and not labelled:
+        endings = ", ".join(sorted({entry.suffix.lower() for entry in _visible(folder)} - {""}))
+        found = f"its files end in {endings}; unpack archives first" if endings else "it is empty"
+        raise PatchlightError(f"{folder}: holds no photos and no .tar shards, {found}")
     if not class_folders:
         found = f"{loose} photos lie in it directly" if loose else "it holds no folders"
         raise PatchlightError(
@@ -214,6 +231,8 @@ def _open_csv(path: Path) -> Dataset:
     given: list[str] = []
     sizes: list[int] = []
     boxes: list[Sequence[float]] = []
+    rows: Counter[tuple[str, str]] = Counter()
+    ended = 0  # the line that the last row went to
     try:
         header = [column.strip().lower() for column in next(reader, [])]
         if "file" not in header or "label" not in header:
@@ -224,25 +243,34 @@ def _open_csv(path: Path) -> Dataset:
         has_boxes = len(box_columns) == len(_BOX_COLUMNS)
         if box_columns and not has_boxes:
             notes.append(Note("box", f"{path.name}: a box takes the columns x0,y0,x1,y1; boxes are left out"))
+        ended = reader.line_num
         for row in reader:
+            line, ended = ended + 1, reader.line_num
             if not any(row):
                 continue
-            cells = dict(zip(header, (cell.strip() for cell in row), strict=False))
-            name, label, line = cells.get("file", ""), cells.get("label", ""), reader.line_num
+            cells = dict(zip(header, row, strict=False))
+            name, label = cells.get("file", "").strip(), cells.get("label", "").strip()
             status = _status(os.path.join(path.parent, name)) if name else None
+            if "\n" in cells.get("label", "") or ("\n" in cells.get("file", "") and status is None):
+                raise _unclosed_quote(path, line)
+            if ended > line:
+                text = f"{path.name}: lines {line} to {ended} are one row, by a quote that is closed late or not at all"
+                notes.append(Note("row of several lines", text))
             if not name or status is None:
                 missing = f"{printable(name)} is missing" if name else "names no file"
-                notes.append(Note("row without its file", f"{path.name} line {line}: {missing}: left out"))
+                text = f"{path.name} line {line}: {missing}: left out"
+                notes.append(Note("row without its file", text, name or None))
             elif not label:
                 notes.append(
                     Note("row without a label", f"{path.name} line {line}: {printable(name)} has no label: left out")
                 )
             else:
+                rows[name, label] += 1
                 names.append(name)
                 given.append(label)
                 sizes.append(status.st_size)
                 if has_boxes:
-                    corners = [cells.get(column, "") for column in _BOX_COLUMNS]
+                    corners = [cells.get(column, "").strip() for column in _BOX_COLUMNS]
                     box = _read_box(corners)
                     if box is None:
                         given_box = printable(",".join(corners))
@@ -250,11 +278,26 @@ def _open_csv(path: Path) -> Dataset:
                         notes.append(Note("box", f"{line_start}; it must be numbers, 0 <= x0 < x1, 0 <= y0 < y1"))
                     boxes.append(box or _NO_BOX)
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise _unclosed_quote(path, ended + 1) from None
         raise PatchlightError(f"{path}: line {reader.line_num} is not CSV ({error})") from None
+    repeated = [name for (name, _), times in rows.items() if times > 1]
+    if repeated:
+        # Not taken once: that photos count for more is what some write them again for.
+        text = (
+            f"photos with more than one row, which count as often: {len(repeated):,}, such as {printable(repeated[0])}"
+        )
+        notes.append(Note("repeated row", f"{path.name}: {text}"))
     classes = _in_order(given)
     place = {label: index for index, label in enumerate(classes)}
     boxes_N4 = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4) if has_boxes else None
     return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes, boxes_N4)
+
+
+def _unclosed_quote(path: Path, line: int) -> PatchlightError:
+    return PatchlightError(
+        f"{path}: the quote in line {line} is not closed, so that it takes the lines below into its row; close it"
+    )
 
 
 def _read_box(corners: Sequence[str]) -> Sequence[float] | None:

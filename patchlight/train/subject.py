@@ -275,13 +275,15 @@ class SubjectEvaluation:
     accuracy: float
     boxed: int
     """Photos whose subject's box is known."""
-    found: float
-    """The share of them where the box that was found overlaps the true one by half or more (CorLoc)."""
-    overlap: float
+    found: float | None
+    """The share of them where the box that was found overlaps the true one by half or more (CorLoc); None where there
+    are none."""
+    overlap: float | None
     """Intersection over union, in the mean over all of them."""
 
     def course(self) -> dict[str, float]:
-        return {"accuracy": self.accuracy, "found": self.found, "overlap": self.overlap}
+        known = {"accuracy": self.accuracy, "found": self.found, "overlap": self.overlap}
+        return {name: value for name, value in known.items() if value is not None}
 
     def summary(self) -> dict[str, Any]:
         return {"photos": self.photos, "accuracy": self.accuracy, "subject_found": self.found, "overlap": self.overlap}
@@ -312,8 +314,8 @@ def evaluate_subjects(
         photos=len(photos),
         accuracy=right / len(photos),
         boxed=len(overlap_M),
-        found=(overlap_M >= 0.5).double().mean().nan_to_num().item(),
-        overlap=overlap_M.mean().nan_to_num().item(),
+        found=(overlap_M >= 0.5).double().mean().item() if len(overlap_M) else None,
+        overlap=overlap_M.mean().item() if len(overlap_M) else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Training as a user runs it: the command, stopped and resumed, mistakes in one line."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -100,7 +101,9 @@ def test_without_a_terminal_progress_is_told_in_lines(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(train_command, "SECONDS_BETWEEN_LINES", 0.0)
     train_command.train("recipe.py", folder / "told", ["log_every=1", "epochs=1"])
-    assert re.search(r"^epoch 0\.9, step (\d) of \1: loss \d\.\d{3}  [\d,]+ images/s", capsys.readouterr().err, re.M)
+    assert re.search(
+        r"^epoch 0\.9, step (\d) of \1: loss \d\.\d{3}  lr [\de.-]+  [\d,]+ images/s", capsys.readouterr().err, re.M
+    )
 
 
 def test_finetune_says_what_it_chose(folder: Path) -> None:
@@ -112,6 +115,103 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
     assert fingerprint(mine.blocks.state_dict()) == fingerprint(load(folder / "start").model.blocks.state_dict())
 
 
+def test_finetune_is_resumed_as_it_was_begun(folder: Path) -> None:
+    save(tiny_vit(image_size=16, num_classes=0), folder / "start")
+    command = ["finetune", "photos", "--model", "start", "--out", "mine"]
+    first = run(folder, *command, "--set", "epochs=3", "--set", "learning_blocks=1")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("20 photos in 2 classes: the last 1 of 3 blocks learn, ")
+    assert "; 3 epochs, batches of 8\n" in first.stdout
+    again = run(folder, *command, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[0] == first.stdout.splitlines()[0]
+    for name in ("dark", "light"):
+        for number in range(5):
+            Image.new("RGB", (24, 20), (number, 0, len(name))).save(folder / "photos" / name / f"more {number}.png")
+    more = run(folder, *command, "--resume")
+    assert more.returncode == 2
+    line = "patchlight: photos: the training photos have changed since mine was begun; put them back as they were"
+    assert line in more.stderr
+
+
+TEACHER = """
+
+def teacher(out, device, config):
+    from pathlib import Path
+
+    import torch
+
+    file = Path(out).absolute().with_suffix(".teacher")
+    if not file.exists():
+        with Path("trained.txt").open("a") as times:
+            times.write("once ")
+        file.touch()
+    return lambda images: torch.zeros(len(images), 2)
+"""
+
+
+@pytest.fixture
+def taught(folder: Path) -> Path:
+    distilled = RECIPE.replace("num_classes=2", "num_classes=2, distill_token=True, class_token=True").replace(
+        "epochs=20.0", 'epochs=2.0,\n        distill=DistillConfig(teacher="its own")'
+    )
+    (folder / "taught.py").write_text(
+        distilled.replace("import DataConfig", "import DataConfig, DistillConfig") + TEACHER
+    )
+    return folder
+
+
+def test_a_recipes_own_teacher_is_asked_for_once_the_run_can_begin(taught: Path) -> None:
+    (taught / "taken").mkdir()
+    (taught / "taken" / "thesis.txt").touch()
+    done = run(taught, "train", "taught.py", "--out", "taken")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not (taught / "trained.txt").exists()
+    named = run(taught, "train", "taught.py", "--out", "named", "--set", "distill.teacher=nowhere")
+    assert named.returncode == 2
+    assert "nowhere" in named.stderr
+    alone = ["--set", "distill=null", "--set", "epochs=1"]
+    assert run(taught, "train", "taught.py", "--out", "alone", *alone).returncode == 0
+    assert not (taught / "trained.txt").exists()
+    (taught / "taught.py").write_text((taught / "taught.py").read_text().replace("images), 2)", "images), 3)"))
+    other = run(taught, "train", "taught.py", "--out", "other")
+    assert "the teacher answers 2 images with [2, 3], not with logits [2, 2]" in other.stderr
+    assert not (taught / "other").exists()
+
+
+def test_several_processes_say_everything_once(taught: Path) -> None:
+    def several(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            [*command, "patchlight", *arguments], cwd=taught, capture_output=True, text=True, env=environment
+        )
+
+    done = several("train", "taught.py", "--out", "two")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert (taught / "trained.txt").read_text() == "once "
+    again = several("train", "taught.py", "--out", "two")
+    assert again.stderr.count("two: holds a run already") == 1
+    assert "[rank" not in again.stderr
+    assert "exitcode  : 2 " in again.stderr
+    save(tiny_vit(image_size=16, num_classes=0), taught / "start")
+    tuned = several("finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=1")
+    assert tuned.returncode == 0, tuned.stderr
+    assert tuned.stdout.count("20 photos in 2 classes") == 1
+
+
+def test_classes_are_printed_whatever_the_terminal_takes(folder: Path) -> None:
+    (folder / "photos" / "dark").rename(folder / "photos" / "größer")
+    assert run(folder, "train", "recipe.py", "--out", "run", "--set", "epochs=1").returncode == 0
+    command = [sys.executable, "-m", "patchlight", "evaluate", "run", "photos"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gr\\xf6\\xdfer" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -119,6 +219,8 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
         (["train", "recipe.py", "--set", "optim.rate=1", "--out", "run"], "unknown setting 'rate' for OptimConfig"),
         (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' for TrainConfig"),
         (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "nowhere"),
+        (["train", "recipe.py", "--set", "data.train=", "--out", "run"], "data.train is empty; give a path"),
+        (["train", "recipe.py", "--device", "meta", "--out", "run"], "device='meta' cannot be used here"),
         (["train", "recipe.py", "--set", "data.train=a/cifar10", "--out", "run"], "recipes/fetch_cifar10.py a/cifar10"),
         (["evaluate", "default", "photos", "--device", "gpu"], "device='gpu' is not here; use cpu"),
         (["train", "recipe.py", "--device", "abacus", "--out", "run"], "device='abacus' cannot be used here"),

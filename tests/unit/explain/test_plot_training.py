@@ -132,7 +132,7 @@ def test_training_accuracy_is_beside_validation_accuracy() -> None:
 def test_a_noisy_loss_is_drawn_smoothed_too() -> None:
     losses = np.random.default_rng(0).random(200)
     losses[50] = np.nan
-    left, _ = plot.draw_curves([{"step": s, "epoch": s, "loss": loss} for s, loss in enumerate(losses)])
+    (left,) = plot.draw_curves([{"step": s, "epoch": s, "loss": loss} for s, loss in enumerate(losses)])
     raw, smooth = (line.get_ydata() for line in left.lines)
     np.testing.assert_array_equal(raw, losses)
     expected = [np.nanmean(losses[max(0, s - 4) : s + 5]) for s in range(200)]
@@ -150,3 +150,15 @@ def test_an_empty_run_and_the_width_of_a_readme() -> None:
 def test_no_curve_has_more_than_all_right() -> None:
     _, right = plot.draw_curves([{"step": s, "epoch": s, "loss": 1.0, "accuracy": 1.0} for s in range(3)])
     assert 0 <= right.get_ylim()[0] < right.get_ylim()[1] == 1
+
+
+@pytest.mark.parametrize(("key", "label"), [("explained", "variance explained"), ("feature_rank", "directions")])
+def test_without_labels_another_course_stands_beside_the_loss(key: str, label: str) -> None:
+    rows = [{"step": s, "epoch": s / 4, "loss": 2.0 - s / 10, key: s / 20} for s in range(12)]
+    left, right = plot.draw_curves(rows)
+    assert label in right.get_ylabel()
+    assert right.lines[0].get_ydata().tolist() == [row[key] for row in rows]
+    left.figure.canvas.draw()
+    assert min(ax.get_position().width for ax in (left, right)) > 0.3, "as wide as it is read"
+    with_labels = [*rows, {"step": 12, "epoch": 3, "accuracy": 0.5}]
+    assert plot.draw_curves(with_labels)[1].get_ylabel() == "validation accuracy"

@@ -282,6 +282,15 @@ def test_a_damaged_index_is_an_error_and_costs_no_file(index: str, tmp_path: Pat
     assert path.exists()
 
 
+def test_a_missing_index_is_an_error_and_costs_no_file(tmp_path: Path):
+    path = write_checkpoint(tmp_path, 1, state_of(1))
+    (tmp_path / "checkpoints.json").unlink()
+    for use in (lambda: read_newest(tmp_path), lambda: write_checkpoint(tmp_path, 2, {})):
+        with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.* step-00000001.safetensors .*anew"):
+            use()
+    assert path.exists()
+
+
 def test_nothing_is_named_or_deleted_before_what_replaces_it_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -304,17 +313,16 @@ def test_nothing_is_named_or_deleted_before_what_replaces_it_is_on_the_disk(
     watch("fsync", path_of)
     watch("replace", lambda _, target: Path(target).name)
     watch("unlink", lambda path, **_: Path(path).name)
+    index = [f"fsync .checkpoints.json.{os.getpid()}.tmp", "replace checkpoints.json", "fsync run"]
     for step in (1, 2, 3):
         calls.clear()
         write_checkpoint(folder, step, state_of(step))
         assert calls == [
-            *([f"fsync {tmp_path.name}"] if step == 1 else []),
+            *([f"fsync {tmp_path.name}", *index] if step == 1 else []),
             f"fsync .step-0000000{step}.safetensors.tmp",
             f"replace step-0000000{step}.safetensors",
             "fsync run",
-            f"fsync .checkpoints.json.{os.getpid()}.tmp",
-            "replace checkpoints.json",
-            "fsync run",
+            *index,
             *(["unlink step-00000001.safetensors"] if step == 3 else []),
         ]
 
@@ -338,7 +346,9 @@ def test_a_failing_disk_leaves_the_earlier_checkpoints(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, failing)
-        with pytest.raises(PatchlightError, match=r"step 3 could not be saved \(the disk is full\); free some space"):
+        with pytest.raises(
+            PatchlightError, match=r"step 3 .* \(the disk is full\); free some space .*step-00000002 is"
+        ):
             write_checkpoint(tmp_path, 3, state_of(3))
     found = read_newest(tmp_path)
     assert found is not None
@@ -387,7 +397,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoints(tmp_path: Path):
 
 def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(PatchlightError, match="could not be saved"):
+    with pytest.raises(PatchlightError, match=r"could not be saved .* \(from the first step, since none was saved\)"):
         write_checkpoint(tmp_path / "run", 1, {})
 
 

@@ -48,6 +48,7 @@ HOW = {"centring": "sinkhorn", "teacher_temperature": 0.03, "student_temperature
         ),
         ({"mean_entropy": 1.0, "answer_entropy": 0.999}, {}, "lower dino.prototypes (now 1,000)"),
         ({"feature_rank": 1.001}, {}, "raise dino.koleo"),
+        ({"loss": 6.91}, {}, "no better than guesses (loss 6.91 where ln K is 6.91)"),
     ],
 )
 def test_each_sign_has_its_sentence(changes: dict[str, float], how: dict[str, Any], told: str) -> None:
@@ -82,7 +83,7 @@ def run(images_NCHW: Tensor, steps: int = 120, log_every: int = 5, lr: float = 1
         )
         update.move(step)
         if (step + 1) % log_every == 0:
-            learner.measures()
+            learner.check()
     return learner
 
 
@@ -100,8 +101,14 @@ def test_one_class_for_all_stops_the_run(images_NCHW: Tensor) -> None:
 
 def test_the_same_undecided_answer_for_all_stops_the_run(images_NCHW: Tensor) -> None:
     flat = {"teacher_temperature_start": 0.2, "teacher_temperature": 0.2}
-    with pytest.raises(PatchlightError, match=r"undecided answer.*lower dino\.teacher_temperature \(now 0\.2\)"):
+    with pytest.raises(PatchlightError, match=r"lower dino\.teacher_temperature \(now 0\.2\) well under"):
         run(images_NCHW, centring="mean", koleo=0.0, momentum=0.0, **flat)
+
+
+def test_a_student_that_does_not_move_stops_the_run(images_NCHW: Tensor) -> None:
+    """Answers that are made even look informative, also those of a teacher that has learnt nothing."""
+    with pytest.raises(PatchlightError, match=r"no better than guesses.*change optim\.lr: raise it"):
+        run(images_NCHW, lr=1e-9)
 
 
 def test_the_usual_settings_go_through(images_NCHW: Tensor) -> None:
@@ -119,15 +126,16 @@ def test_a_few_bad_checks_are_forgiven_and_none_counts_early() -> None:
     learner.answer_entropy.fill_(math.log(64))
     learner.set_progress(0.1)
     for _ in range(20):
-        learner.measures()
+        learner.check()
     learner.set_progress(0.3)
     for _ in range(4):
-        learner.measures()
+        learner.check()
     kept = learner.state_dict()
     learner.answer_entropy.fill_(0.1)
+    learner.class_loss.fill_(1.0)
     learner.feature_moment_DD.copy_(torch.eye(32))
-    learner.measures()
+    learner.check()
     assert learner.bad_checks.item() == 0
     learner.load_state_dict(kept | {"bad_checks": torch.tensor(4), "answer_entropy": torch.tensor(math.log(64))})
     with pytest.raises(PatchlightError, match="DINO has collapsed after 30% of the run"):
-        learner.measures()
+        learner.check()

@@ -105,6 +105,24 @@ def test_the_fingerprint_knows_other_data(photos: Path, tmp_path: Path) -> None:
     assert open_dataset(photos).fingerprint() != first
 
 
+def test_the_fingerprint_of_many_photos_that_were_scanned_knows_each(tmp_path: Path) -> None:
+    for index in range(130):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        (tmp_path / "a" / f"{index:03}.png").write_bytes(b"%03d" % index)
+    dataset = open_dataset(tmp_path)
+
+    def fingerprint() -> str:
+        return dataset.with_hashes([dataset.content_hash(index) for index in range(len(dataset))]).fingerprint()
+
+    first = fingerprint()
+    for index in range(130):
+        path = tmp_path / "a" / f"{index:03}.png"
+        path.write_bytes(b"xxx")
+        assert fingerprint() != first
+        path.write_bytes(b"%03d" % index)
+    assert fingerprint() == first
+
+
 def test_other_classes_move_the_labels(photos: Path) -> None:
     dataset = open_dataset(photos)
     moved = dataset.with_classes(["cow", "dog", "bee", "ant"])
@@ -212,6 +230,15 @@ def test_places_follow_the_stream(count: int, seed: int, repeats: int, world: in
     ]
     found = [tuple(place) for step in range(steps) for rank in range(world) for place in ranks[rank][step].T.tolist()]
     assert found == expected[start_step * batch_size :]
+
+
+def test_variations_come_again_while_the_order_goes_on() -> None:
+    given: dict[str, Any] = {"seed": 3, "batch_size": 4, "steps": 9}
+    plain, again = list(places(7, **given)), list(places(7, **given, variations=2))
+    for plain_3B, again_3B in zip(plain, again, strict=True):
+        assert torch.equal(again_3B[0], plain_3B[0] % 2)
+        assert torch.equal(again_3B[1:], plain_3B[1:])
+    assert int(max(step_3B[0].max() for step_3B in plain)) == 5
 
 
 def stream_of(dataset: Dataset, **changes: Any) -> list[Batch]:

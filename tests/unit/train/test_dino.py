@@ -393,7 +393,7 @@ def test_it_learns_what_nobody_told_it() -> None:
     after = neighbours_accuracy(dino.shown(), images_NCHW, kinds_N)
     assert after > before + 0.15, (before, after, signs)
     assert signs.loss < 0.95 * math.log(128), signs
-    dino.measures()
+    dino.check()
 
 
 # Processes

@@ -1,12 +1,14 @@
 """Evaluation against numpy references that are written another way, and against small cases by hand."""
 
 import csv
+import errno
 import json
 import math
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from models_at_random import tiny_vit
 from patchlight.cli import main
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.files import replacing
+from patchlight.train import evaluate as evaluate_module
 from patchlight.train.evaluate import (
     TEMPERATURES,
     Evaluation,
@@ -139,7 +143,7 @@ def test_the_temperature_is_the_best_of_a_fine_grid(sharp: float) -> None:
 @pytest.mark.parametrize(
     ("logits", "labels", "temperature"),
     [
-        (np.eye(3), [0, 1, 2], TEMPERATURES[0]),  # always right: never sure enough
+        (np.eye(3), [0, 1, 2], 1.0),  # always right: nothing to go by
         (-np.eye(3), [0, 1, 2], TEMPERATURES[1]),  # always wrong: always too sure
         (np.zeros((3, 3)), [0, 1, 2], 1.0),  # says nothing
         (np.full((3, 3), 0.1), [0, 1, 2], 1.0),
@@ -381,6 +385,48 @@ def test_unreadable_photos_are_left_out_named_and_counted(
     assert not list((folder / "made/here").glob(".*"))
 
 
+def test_photos_that_are_not_where_a_table_says_count_as_unreadable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        f"photos/test/{path.parent.name}/{path.name},{path.parent.name}" for path in Path("photos/test").glob("*/*")
+    ]
+    Path("labels.csv").write_text("\n".join(["file,label", *rows, "gone.png,dog", ""]))
+    assert command("model", "labels.csv", "--out", "made", "--workers", "0", monkeypatch=monkeypatch) == 3
+    assert capsys.readouterr().err.endswith("photos that cannot be read and were left out: 1\n")
+    assert json.loads(Path("made/evaluation.json").read_text())["left_out"] == ["gone.png"]
+    features = ["model", "labels.csv", "--knn", "--workers", "0"]
+    assert command(*features, monkeypatch=monkeypatch) == 3
+    assert capsys.readouterr().err.endswith("photos that cannot be read and were left out: 1\n")
+
+
+def test_a_full_disk_costs_neither_the_figures_nor_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path) -> Any:
+        if path.name == "calibration.png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replacing(path)
+
+    arguments = ["model", "photos", "--out", "made", "--workers", "0"]
+    for earlier in (False, True):
+        before = {path.name: path.stat().st_mtime_ns for path in Path("made").glob("*")}
+        assert bool(before) == earlier
+        with monkeypatch.context() as patch:
+            patch.setattr(evaluate_module, "replacing", full)
+            assert command(*arguments, monkeypatch=patch) == 2
+        printed = capsys.readouterr()
+        assert printed.out.startswith("accuracy ")
+        assert (
+            printed.err == "patchlight: made: cannot be written (No space left on device); make room, or name another "
+            "folder\n"
+        )
+        assert Path("made").exists() == earlier
+        assert {path.name: path.stat().st_mtime_ns for path in Path("made").glob("*")} == before
+        assert command(*arguments, monkeypatch=monkeypatch) == 0
+        capsys.readouterr()
+
+
 def test_the_table_has_the_worst_first(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -456,7 +502,14 @@ def test_a_model_without_labels_takes_classes_by_their_order(
             r"patchlight: taken: is a file; name a folder for the evaluation\n",
         ),
         (lambda: None, ["model", "nowhere"], r"patchlight: nowhere: there is no such file or folder; .*\n"),
+        (
+            lambda: None,
+            ["model", "photos", "--out", "/proc/there"],
+            r"patchlight: /proc/there: cannot be written \(.*\); make room, or name another folder\n",
+        ),
         (lambda: None, ["model", "photos", "--device", "abacus"], r"patchlight: .*abacus.*\n"),
+        (lambda: None, ["model", "photos", "--device", "meta"], r"patchlight: device='meta' cannot be used here .*\n"),
+        (lambda: None, ["model", "photos", "--knn", "--device", "meta"], r"patchlight: device='meta' cannot .*\n"),
     ],
 )
 def test_mistakes_of_the_user_are_one_line(

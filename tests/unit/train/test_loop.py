@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(whole: Path, photos: Path, tm
         stop_at(7, patch)
         with pytest.raises(Stopped):
             train(settings(photos, checkpoint_every=3), tmp_path)
-    newest = max((tmp_path / "checkpoints").glob("step-*8.safetensors"))
+    newest = max((tmp_path / "checkpoints").glob("step-*7.safetensors"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
@@ -291,7 +291,9 @@ def test_other_photos_are_noticed(photos: Path, tmp_path: Path, monkeypatch: pyt
             train(settings(copy), tmp_path / "run")
     for path in (copy / "red").glob("*.png"):
         path.write_bytes(path.read_bytes() + b"changed")
-    with pytest.raises(PatchlightError, match="the training photos have changed"):
+    with pytest.raises(
+        PatchlightError, match=r"photos: the training photos have changed since .*run was begun; put th"
+    ):
         train(settings(copy), tmp_path / "run", resume=True)
 
 
@@ -453,7 +455,7 @@ def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path)
     assert dict(zip(groups.labels, groups.paths, strict=True)) == {"blue": "cold", "green": "cold", "red": "warm/fire"}
     table.write_text("label,group\nred,hot\n")
     put_into_package(tmp_path / "run", tmp_path / "assets", groups=table, tell=told.append)
-    assert told[-1] == f"{table}: no row fits 'blue', 'green' of the 3 classes, so they are unknown"
+    assert f"{table}: no row fits 'blue', 'green' of the 3 classes, so they are unknown" in told
     groups = load(tmp_path / "assets" / "default").groups
     assert groups is not None
     assert groups.paths == ("unknown", "unknown", "hot")

@@ -22,7 +22,8 @@ from labelled_photos import save_photo
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.train import sources
-from patchlight.train.loop import open_photos, train
+from patchlight.train.beginning import check_photos, open_sets
+from patchlight.train.loop import train
 from patchlight.train.recipe import read_recipe
 from patchlight.train.sources import open_dataset
 
@@ -358,7 +359,7 @@ def test_both_models_learn_from_the_same_share_for_as_many_steps(
     assert list(results) == ["vit/1.0", "cnn/1.0", "vit/0.3", "cnn/0.3"]
     assert [results[row]["photos"] for row in results] == [100, 100, 30, 30]
     for config, (training, settings), count in zip(configs, given, (100, 30), strict=True):
-        seen, _ = open_photos(config, lambda line: None)
+        seen, _, _ = check_photos(config, *open_sets(config), lambda line: None)
         assert list(seen.names) == list(training.names)
         assert seen.labels_N.bincount().tolist() == [count // 10] * 10
         assert config.epochs == settings["epochs"] == pytest.approx(6 * 20 / count)

@@ -35,7 +35,7 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> None:
         generator = torch.Generator().manual_seed(step)
         images = torch.randn(4, 3, 32, 32, generator=generator)
         labels = torch.randint(0, 5, (4,), generator=generator)
-        optimizer.zero_grad()
+        model.zero_grad()
         F.cross_entropy(model(images), labels).backward()
         optimizer.set_lr(1 / (1 + step))
         optimizer.step()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError, decode
 from patchlight.train.data import Dataset, Names, split
 from patchlight.train.scan import SHOWN, scan
@@ -54,7 +55,7 @@ def test_unreadable_files_are_named_with_their_reason_and_left_out(photos: Path)
     assert found.problems == [
         "left out, a/cut.png: truncated (image file is truncated)",
         "left out, a/empty.png: empty (the file has no bytes)",
-        "left out, b/lost.png: missing (there is no such file)",
+        "left out, b/lost.png: unreadable (its symbolic link leads to nothing)",
         "left out, b/page.jpg: not-an-image (this is an HTML page)",
         "left out, b/pipe.png: unreadable (this is a named pipe, not a file)",
     ]
@@ -80,6 +81,7 @@ def test_leakage_and_contradicting_labels_are_found_by_content(photos: Path, tmp
         "the same photo has two labels: a/0.png is 'a' and b/other name.png is 'b'",
         "the same photo is in training and in validation: b/3.png and b/old.png",
     ]
+    assert found.in_both == 1
 
 
 def test_a_split_of_scanned_data_does_not_leak(photos: Path) -> None:
@@ -119,13 +121,51 @@ def test_bad_rows_of_a_csv(photos: Path) -> None:
         "the same photo has two labels: a/0.png is 'x' and a/0.png is 'y'",
     ]
     assert len(found.clean(dataset)) == 3
+    assert found.left_out == ["lost.png"]
+
+
+def test_photos_with_several_rows_are_counted_in_one_line(photos: Path) -> None:
+    csv = photos / "labels.csv"
+    csv.write_text("file,label\na/0.png,x\nb/1.png,y\na/0.png,x\n")
+    dataset = open_dataset(csv)
+    assert scan(dataset).problems == [
+        "labels.csv: photos with more than one row, which count as often: 1, such as a/0.png"
+    ]
+    assert len(dataset) == 3, "so that a photo may count for more"
+    csv.write_text("file,label\n" + "a/0.png,x\nb/1.png,y\n" * 3)
+    assert scan(open_dataset(csv)).problems == [
+        "labels.csv: photos with more than one row, which count as often: 2, such as a/0.png"
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        'a/0.png,x\n"b/1.png,y\na/2.png,x\nb/3.png,y\n',
+        'a/0.png,x\nb/1.png,"y\na/2.png,x\nb/3.png,y\n',
+        'a/0.png,x\nb/1.png,"y\na/2.png,"x"\n',
+        'a/0.png,x\n"b/1.png,y\n',
+        'a/0.png,x\n"b/1.png,y\n' + "a/2.png,x\n" * 20_000,
+    ],
+)
+def test_a_quote_that_is_not_closed_is_refused(rows: str, photos: Path) -> None:
+    (photos / "labels.csv").write_text(f"file,label\n{rows}")
+    with pytest.raises(PatchlightError, match=r"labels\.csv: the quote in line 3 is not closed, so .{10,60} close it$"):
+        open_dataset(photos / "labels.csv")
+
+
+def test_a_quote_that_is_not_closed_elsewhere_is_said(photos: Path) -> None:
+    (photos / "labels.csv").write_text('file,label,remark\na/0.png,x,\nb/1.png,y,"here\na/2.png,x,\nb/3.png,y,\n')
+    assert scan(open_dataset(photos / "labels.csv")).problems == [
+        "labels.csv: lines 3 to 5 are one row, by a quote that is closed late or not at all"
+    ]
 
 
 def test_what_stops_a_run(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "none" / "a").mkdir(parents=True)
     assert scan(open_dataset(tmp_path / "none")).fatal == ["there are no photos to train on"]
     (tmp_path / "none" / "a" / "1.png").write_bytes(b"")
-    assert scan(open_dataset(tmp_path / "none")).fatal == ["there are no photos to train on: none can be read"]
+    assert scan(open_dataset(tmp_path / "none")).fatal == ["there are no photos to train on: none of the 1 can be read"]
     save_photo(tmp_path / "none" / "a" / "2.png", 1)
     assert scan(open_dataset(tmp_path / "none")).fatal == [
         "all photos to train on are of one class, 'a'; at least two are needed"

@@ -46,6 +46,10 @@ def test_json_there_and_back_with_every_part() -> None:
         ({"seed": 10**12}, "seed=1000000000000 must lie from 0"),
         ({"model.in_channels": 1}, "photos have 3 channels"),
         ({"model.num_classes": 0}, "model.num_classes"),
+        ({"data.train": ""}, "data.train is empty; give a path"),
+        ({"data.validation": ""}, "data.validation is empty; give a path"),
+        ({"learning_blocks": 13}, "learning_blocks=13: the model has 12 blocks; take at most these, or None"),
+        ({"learning_blocks": -1}, "learning_blocks=-1: the model has 12 blocks"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -35,7 +35,7 @@ def test_a_few_images_are_learnt_by_heart(changes: dict[str, Any], name: str) ->
     losses = []
     for _ in range(40):
         loss = F.cross_entropy(model(images), labels)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
