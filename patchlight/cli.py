@@ -14,6 +14,7 @@ from patchlight.commands.models import costs, inspect, models
 from patchlight.commands.photos import classify, look, serve
 from patchlight.commands.train import finetune, publish, train
 from patchlight.errors import PatchlightError
+from patchlight.signals import Stopped
 
 
 class _Plain:
@@ -57,13 +58,16 @@ for command in (costs, inspect, models, classify, crop, serve, look, train, fine
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143."""
+    exit_code = 2
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
     try:
         sys.exit(app(prog_name="patchlight", standalone_mode=False))
     except PatchlightError as error:
         message = str(error)
+    except Stopped as stopped:
+        message, exit_code = str(stopped), 128 + stopped.signal
     except Exception as error:
         # typer's usage errors, wherever its versions keep their class, know their own one-line message.
         if not hasattr(error, "format_message"):
@@ -71,4 +75,4 @@ def main() -> None:
         command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
         message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."
     typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
-    sys.exit(2)
+    sys.exit(exit_code)

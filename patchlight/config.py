@@ -39,7 +39,7 @@ class JsonConfig(metaclass=_NamesItsSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {name: getattr(self, name) for name in _field_names(type(self))}
+        values = {name: getattr(self, name) for name in field_names(type(self))}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     @classmethod
@@ -383,7 +383,7 @@ class PreprocessConfig(JsonConfig):
             differing |= {"crop_pct", "resize_size"}
         return [
             f"{name} is {getattr(self, name)!r} here and {getattr(other, name)!r} there"
-            for name in _field_names(type(self))
+            for name in field_names(type(self))
             if name in differing and getattr(self, name) != getattr(other, name)
         ]
 
@@ -491,7 +491,7 @@ class SubjectHeat(JsonConfig):
 
 def check_names(config_type: type, settings: dict[str, Any]) -> None:
     """Refuse settings that the config does not have, with the nearest name it has."""
-    names = _field_names(config_type)
+    names = field_names(config_type)
     for name in settings:
         if name not in names:
             nearest = difflib.get_close_matches(str(name), names, n=1)
@@ -541,7 +541,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _field_names(config_type: type) -> list[str]:
+def field_names(config_type: type) -> list[str]:
     return [field.name for field in dataclasses.fields(config_type)]
 
 

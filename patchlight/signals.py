@@ -7,10 +7,20 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(Exception):  # noqa: N818
+    """The work was asked to stop and can go on later; `.signal` says by what."""
+
+    def __init__(self, line: str, signal_number: int) -> None:
+        super().__init__(line)
+        self.signal = signal_number
 
 
 @dataclass
@@ -18,23 +28,42 @@ class Asked:
     """`signal` is the number of the signal that asked for a stop, 0 while none has."""
 
     signal: int = 0
+    _line: str | None = None
+
+    @contextlib.contextmanager
+    def at_once(self, line: str) -> Iterator[None]:
+        """Inside, a stop that is asked for, or was before, raises `Stopped(line)`; everywhere else it waits."""
+        self._line = line
+        try:
+            if self.signal:
+                raise Stopped(line, self.signal)
+            yield
+        finally:
+            self._line = None
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[Asked]:
-    """SIGINT and SIGTERM ask for a stop at the next moment that suits the work; a second one acts at once."""
+def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
+    """SIGINT and SIGTERM ask for a stop at the next moment that suits the work; a second one acts at once.
+
+    `heard` is called when one comes that has to wait, whatever is going on: it may do no more than write to a file
+    number.
+    """
     asked = Asked()
 
-    def ask(number: int, frame: Any) -> None:
+    def hear(number: int, frame: Any) -> None:
         if asked.signal:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         asked.signal = number
+        if asked._line is not None:
+            raise Stopped(asked._line, number)
+        heard()
 
     if threading.current_thread() is not threading.main_thread():
         yield asked  # only the main thread hears signals
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hear) for number in STOPPING}
     try:
         yield asked
     finally:
@@ -43,23 +72,16 @@ def asked_to_stop() -> Iterator[Asked]:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM that come meanwhile are heard at its end: for what must not be left half done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    heard: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, frame: heard.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+def children_are_deaf() -> Iterator[None]:
+    """Processes that are started inside do not hear SIGINT and SIGTERM, which Ctrl-C sends to all of them.
+
+    One that comes to this process meanwhile is heard by another of its threads, or afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for each in heard:
-            signal.raise_signal(each)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def worker_context(preload: str) -> BaseContext:
@@ -74,10 +96,6 @@ def worker_context(preload: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     multiprocessing.resource_tracker.ensure_running()  # first, for it would unblock them
-    # A process begins with the signals blocked that its parent blocks. One that comes here meanwhile is heard after it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
+    with children_are_deaf():
         multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context

@@ -26,9 +26,10 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.models.vit import ViT
+from patchlight.signals import Stopped
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.sources import Part, open_dataset
 from patchlight.weights.load import load
 

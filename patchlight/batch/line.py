@@ -34,7 +34,7 @@ from patchlight.geometry import Box
 from patchlight.images.crop import Cut
 from patchlight.localizing.find import Localization, calibration_for
 from patchlight.localizing.heat import resolve_method
-from patchlight.signals import Asked
+from patchlight.signals import Asked, Stopped
 
 _SYNC_SECONDS = 2.0
 """Between two waits for the disk; a loss of power costs the rows since the last."""
@@ -65,12 +65,8 @@ class Progress:
     stage: Stage = "crop"
 
 
-class Stopped(Exception):  # noqa: N818
-    """The run was asked to stop, and goes on when it is started again; `.signal` says by what."""
-
-    def __init__(self, folder: Path, when: str, signal_number: int) -> None:
-        super().__init__(f"{folder}: stopped {when}; run the same command again to go on")
-        self.signal = signal_number
+def stopped(folder: Path, when: str, signal_number: int) -> Stopped:
+    return Stopped(f"{folder}: stopped {when}; run the same command again to go on", signal_number)
 
 
 class Steps:
@@ -85,7 +81,7 @@ class Steps:
         for done, step in enumerate(steps):
             if self._asked.signal:
                 when = "before photos were looked at" if stage == "follow" else "while the results were written"
-                raise Stopped(self._folder, when, self._asked.signal)
+                raise stopped(self._folder, when, self._asked.signal)
             now = time.monotonic()
             if now - said >= _WATCH_SECONDS and done:
                 said, rate = now, done / (now - begun)
@@ -211,7 +207,7 @@ class PhotoLine:
                     if asked.signal:
                         self._sync()
                         done = len(self.photos) - count + left
-                        raise Stopped(self.folder.path, f"after {done} of {len(self.photos)} photos", asked.signal)
+                        raise stopped(self.folder.path, f"after {done} of {len(self.photos)} photos", asked.signal)
                     while entered < count and len(self.line) < self.longest_line:
                         self.line.append(next(photos))
                         entered += 1

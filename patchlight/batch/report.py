@@ -182,10 +182,10 @@ def _more(row: dict[str, Any]) -> list[Any]:
     """Of its burst and of what it shows, where something is known of these."""
     burst, group = row.get("burst"), row.get("group")
     frame = [burst["id"], burst["frame"], burst["frames"], _text(burst["time"])] if burst else None
-    if group is None or row["decision"] == "none":
+    name = [_text(row["label"]), _number(row["label_confidence"], 3)] if row.get("label") is not None else []
+    if row["decision"] == "none" or not (group or name):
         return [] if frame is None else [frame]
-    name = [_text(row["label"]), _number(row["label_confidence"], 3)] if row["label"] is not None else []
-    return [frame, [group, _number(row["group_confidence"], 3), *name]]
+    return [frame, [group, _number(row["group_confidence"], 3), *name] if group else name]
 
 
 def _heat(heat: Any, side: int) -> list[Any] | None:

@@ -344,6 +344,10 @@ class ResultFolder:
                 self.remove_crops(entry.own_crops)
             self.current_thumbs({}, journal)
             self.current_overlays({}, journal)
+        for folder in (self.crops, self.thumbs, self.overlays):
+            for root, _, _ in os.walk(folder, topdown=False):
+                with contextlib.suppress(OSError):  # somebody's own file is in it
+                    os.rmdir(root)
         for name in WRITTEN:
             if (self.path / name).is_file():
                 (self.path / name).unlink()

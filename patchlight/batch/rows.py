@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
 VERSION = 4
 
 NAMED = ("group", "group_confidence", "label", "label_confidence")
-"""What the photo shows, by a model whose classes have groups; null by others."""
+"""What the photo shows, by a model whose classes have groups, or names at least; null by others."""
 
 Row = dict[str, Any]
 

@@ -25,6 +25,7 @@ from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
 from patchlight.config import require
 from patchlight.errors import PatchlightError
 from patchlight.images.crop import Cut, parse_aspect
+from patchlight.localizing.find import is_calibrated
 from patchlight.localizing.heat import resolve_method
 from patchlight.signals import asked_to_stop
 from patchlight.weights.load import Loaded, load
@@ -67,7 +68,12 @@ def crop_photos(
         loaded = model if isinstance(model, Loaded) else _loaded(model, torch.device(device))
         for note in loaded.notes:
             tell(f"{loaded.provenance.source}: {note}")
-        resolve_method(loaded, settings.method)
+        method = resolve_method(loaded, settings.method)
+        if not is_calibrated(loaded, method):
+            tell(
+                f"{loaded.provenance.source}: its confidence by the method {method!r} is not calibrated: it puts "
+                "photos in order, and promises nothing"
+            )
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
         if settings.lossless and not settings.boxes_only and jpegtran is None:
             tell(
@@ -140,5 +146,5 @@ def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> 
         "model.settings": loaded.config.to_dict(),
         "model.preprocess": loaded.preprocess.config.to_dict(),
         "model.subject": None if loaded.subject is None else loaded.subject.to_dict(),
-        "model.groups": None if loaded.groups is None else loaded.groups.fingerprint(),
+        "model.groups": None if loaded.naming is None else loaded.naming.fingerprint(),
     }

@@ -19,8 +19,9 @@ from patchlight.batch.rows import Row
 from patchlight.batch.work import make_thumbnail, stamp_of
 from patchlight.config import PreprocessConfig
 from patchlight.files import writing
-from patchlight.localizing.find import calibration_for
+from patchlight.localizing.find import calibration_for, is_calibrated
 from patchlight.localizing.heat import resolve_method
+from patchlight.weights.groups import UNKNOWN
 from patchlight.weights.load import Loaded
 
 
@@ -55,7 +56,9 @@ class Summary:
     """Of camera traps: how many bursts there are, how many of them are `empty`, how many `empty_frames`, and how many
     frames are `untimed`: neither EXIF nor the name has a time that can be, and the file's own was taken."""
     groups: dict[str, int] | None = None
-    """How many photos with a find show what, by a model whose classes have groups."""
+    """How many photos with a find show what, by a model whose classes have groups; "unknown" are those of none."""
+    labels: dict[str, int] | None = None
+    """The same by a model whose classes have names alone, the commonest first."""
     seconds: float = 0.0
     rate: float = 0.0
     report: Path | None = None
@@ -70,7 +73,18 @@ class Summary:
 
 def _summary(folder: ResultFolder, values: dict[str, Any], wanted: Wanted, **more: Any) -> Summary:
     """By what summary.json holds."""
-    names = ("photos", "decisions", "reasons", "crops", "skipped", "crops_of_others", "encoded", "bursts", "groups")
+    names = (
+        "photos",
+        "decisions",
+        "reasons",
+        "crops",
+        "skipped",
+        "crops_of_others",
+        "encoded",
+        "bursts",
+        "groups",
+        "labels",
+    )
     counts: dict[str, Any] = {name: values[name] for name in names if name in values}
     return Summary(
         folder=folder.path,
@@ -128,7 +142,7 @@ def finish(
     # What an earlier call wrote is kept up to date; results.csv is, anyway.
     kept = {each for each in get_args(Format) if each != "csv" and (folder.path / file_of(each)).exists()}
     formats = [each for each in get_args(Format) if each in {*wanted.formats, *kept}]
-    calibration = calibration_for(loaded, resolve_method(loaded, made_with["method"]))
+    method = resolve_method(loaded, made_with["method"])
     for each in formats:
         export(
             folder.path,
@@ -136,7 +150,7 @@ def finish(
             rows,
             base=inputs.base,
             detector=loaded.provenance.source,
-            calibration=calibration,
+            calibration=calibration_for(loaded, method),
         )
     if wanted.report:
         thumbs = _draw_thumbnails(folder, photos, journal, loaded.preprocess.config, pool, steps)
@@ -156,7 +170,8 @@ def finish(
         "skipped": inputs.skipped,
         **({"encoded": sum(journal.entries[photo.file].encoded for photo in photos)} if made_with["lossless"] else {}),
         **({"bursts": counts.of_bursts()} if made_with["burst"] else {}),
-        **({} if loaded.groups is None else {"groups": dict(sorted(counts.groups.items()))}),
+        **counts.of_names(loaded),
+        "calibrated": is_calibrated(loaded, method),
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
         "model": {
             "source": loaded.provenance.source,
@@ -288,6 +303,7 @@ class _Counts:
     )
     reasons: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
+    labels: Counter[str] = field(default_factory=Counter)
     crops: int = 0
     untimed: int = 0
     """Frames whose time is their file's own."""
@@ -302,11 +318,19 @@ class _Counts:
             return row
         self.decisions[row["decision"]] += 1
         if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
-            self.groups[row["group"]] += 1
+            self.groups[row["group"] or UNKNOWN] += 1
+            self.labels[row["label"] or UNKNOWN] += 1
         if burst := row.get("burst"):
             self.untimed += burst["clock"] == "file"
             self.empty[burst["id"]] = self.empty.get(burst["id"], True) and row["decision"] == "none"
         return row
+
+    def of_names(self, loaded: Loaded) -> dict[str, dict[str, int]]:
+        if loaded.groups is not None:
+            return {"groups": dict(sorted(self.groups.items()))}
+        if loaded.naming is not None:
+            return {"labels": dict(sorted(self.labels.items(), key=lambda each: (-each[1], each[0])))}
+        return {}
 
     def of_bursts(self) -> dict[str, int]:
         return {

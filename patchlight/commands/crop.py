@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from patchlight.commands.options import parse_share
 from patchlight.commands.train import SECONDS_BETWEEN_LINES
 from patchlight.errors import PatchlightError
+
+MOST_NAMES = 10
+"""Of what photos show, that are printed."""
 
 if TYPE_CHECKING:
     from patchlight.batch.line import Progress
@@ -26,13 +30,15 @@ def crop(
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
     method: Annotated[str, typer.Option(help="auto, subject, cls, rollout, lost, tokencut or features.")] = "auto",
     subjects: Annotated[str, typer.Option(metavar="N|all", help="How many subjects of a photo, at most.")] = "1",
-    margin: Annotated[float, typer.Option(parser=float, help="Around the box, as a share of its sides.")] = 0.03,
+    margin: Annotated[
+        float, typer.Option(parser=parse_share, help="Around the box, as a share of its sides: 0.1, or 10%.")
+    ] = 0.03,
     aspect: Annotated[str, typer.Option(help="free, or width:height such as 1:1 or 4:3.")] = "free",
     size: Annotated[
         int | None, typer.Option(parser=int, help="Pixels of a crop's longer side; larger ones are scaled.")
     ] = None,
     min_area: Annotated[
-        float, typer.Option(parser=float, help="The least share of the photo that a subject fills.")
+        float, typer.Option(parser=parse_share, help="The least share of the photo that a subject fills.")
     ] = 0.0,
     second_look: Annotated[
         bool, typer.Option("--second-look", help="Look at what was found once more, closer.")
@@ -58,7 +64,6 @@ def crop(
     if subjects != "all" and not (subjects.isascii() and subjects.isdecimal() and int(subjects) > 0):
         raise PatchlightError(f"--subjects {subjects}: give a number of 1 or more, or all")
 
-    from patchlight.batch.line import Stopped
     from patchlight.batch.runner import crop_photos
     from patchlight.batch.settings import CropSettings
 
@@ -91,9 +96,6 @@ def crop(
                 watch=shown.watch,
                 tell=shown.tell,
             )
-    except Stopped as stopped:
-        typer.echo(f"patchlight: {stopped}", err=True)
-        raise typer.Exit(128 + stopped.signal) from None
     except PatchlightError as error:
         raise PatchlightError(with_flags(str(error))) from None
     _print_summary(summary, Path(out))
@@ -184,8 +186,10 @@ def _print_summary(summary: "Summary", out: Path) -> None:
     if summary.encoded:
         crops = "1 crop was" if summary.encoded == 1 else f"{summary.encoded:,} crops were"
         typer.echo(f"{crops} encoded anew: jpegtran, which cuts without, is not installed or could not")
-    if summary.groups:
-        typer.echo("shown: " + ", ".join(f"{count:,} {group}" for group, count in summary.groups.items()))
+    if named := summary.groups or summary.labels:
+        shown = [f"{count:,} {name}" for name, count in named.items()]
+        more = f" and {len(named) - MOST_NAMES:,} more" if len(named) > MOST_NAMES else ""
+        typer.echo("shown: " + ", ".join(shown[:MOST_NAMES]) + more)
     if summary.skipped:
         count = sum(summary.skipped.values())
         kinds = [f"{ascii(each)[1:-1] or 'no ending'} {number:,}" for each, number in summary.skipped.items()]
@@ -204,8 +208,8 @@ def _print_summary(summary: "Summary", out: Path) -> None:
             typer.echo(f"{which} no valid time in EXIF or name: parted from the others, by the file's own time")
     if summary.failed:
         wrong = (row for row in read_rows(out / "results.jsonl") if row["status"] == "error")
-        named = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))
+        bad = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))
         more = f" and {summary.failed - 3:,} more" if summary.failed > 3 else ""
-        typer.echo(f"failed: {named}{more}; why is in {out / 'results.csv'}", err=True)
+        typer.echo(f"failed: {bad}{more}; why is in {out / 'results.csv'}", err=True)
     if summary.report is not None:
         typer.echo(summary.report)

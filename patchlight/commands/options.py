@@ -22,6 +22,15 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(size[1]), int(size[2] or size[1])
 
 
+def parse_share(given: str | float) -> float:
+    """0.1, or 10%; typer gives the default, too."""
+    text = str(given)
+    try:
+        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise PatchlightError(f"{text!r} is no share; write 0.1, or 10%") from None
+
+
 def parse_numbers(option: str, text: str, remedy: str, count: int | None = None) -> list[int]:
     try:
         numbers = [int(number) for number in text.split(",")]

@@ -1,5 +1,6 @@
 """Training, by a recipe or on one's own photos, and what is made of the result."""
 
+import os
 import sys
 import time
 from functools import partial
@@ -10,6 +11,7 @@ import typer
 
 from patchlight.config import parse_values
 from patchlight.errors import PatchlightError
+from patchlight.signals import Stopped
 
 SECONDS_BETWEEN_LINES = 30.0
 """Of progress, where there is no terminal for a bar."""
@@ -76,7 +78,7 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    from patchlight.train.loop import Progress, Stopped
+    from patchlight.train.loop import Progress
     from patchlight.train.loop import train as run_training
     from patchlight.train.processes import FailedElsewhereError, rank_and_world
 
@@ -112,7 +114,10 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
         def tell(line: str) -> None:
             bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-        stopped_at = None
+        def stopping() -> None:
+            if first:  # in the midst of anything, so past whatever else is being written
+                os.write(2, b"\npatchlight: stopping after this step; a second time stops at once\n")
+
         try:
             result = run_training(
                 config,
@@ -123,18 +128,30 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
                 watch=watch,
                 checked=checked,
                 tell=tell,
+                stopping=stopping,
             )
         except Stopped as stopped:
-            stopped_at = stopped
+            if first:
+                raise
+            raise typer.Exit(128 + stopped.signal) from None
         except FailedElsewhereError:
             raise typer.Exit(2) from None
-    if stopped_at is not None:
-        if first:
-            typer.echo(f"patchlight: {stopped_at}", err=True)
-        raise typer.Exit(128 + stopped_at.signal)
     if first:
-        judged = "" if result.accuracy is None else f"accuracy {result.accuracy:.2%} on {result.photos:,} photos; "
-        typer.echo(f"{out}: {judged}patchlight.load({str(out)!r})")
+        judged = f"accuracy {result.accuracy:.2%} on {result.photos:,} photos" if result.accuracy is not None else ""
+        typer.echo(f"{out}: {judged or _learnt_without_labels(out)}; patchlight.load({str(out)!r})")
+
+
+def _learnt_without_labels(out: Path) -> str:
+    """What there is to say of a run whose photos have no classes to judge by."""
+    from patchlight.train.run_folder import RunFolder
+
+    last = {name: value for row in RunFolder(out).rows() for name, value in row.items() if value is not None}
+    words = [f"loss {last['loss']:.3f}"] if "loss" in last else []
+    if "feature_rank" in last:
+        words.append(f"features in {last['feature_rank']:.0f} directions")
+    if "explained" in last:
+        words.append(f"{last['explained']:.1%} of what was hidden explained")
+    return f"{', '.join(words)}; `patchlight evaluate {out} LABELLED --knn` judges its features by photos with labels"
 
 
 def publish(

@@ -75,7 +75,7 @@ class Localization:
     """(height, width) of a patch in pixels of the model's image."""
     method: Method
     named: Named | None = None
-    """What the photo shows, by a model whose classes have groups."""
+    """What the photo shows, by a model whose classes have names."""
 
 
 @overload  # a path is a sequence, too, of letters: the first that fits is taken
@@ -229,8 +229,8 @@ def localize_tiles(
         looks = Looks(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [method])
         maps.append(looks.heat(method).float().cpu())
         views += [view for _, view in seen]
-        if not start and loaded.groups is not None:
-            named = loaded.groups.named(looks.logits()[:1])[0]  # by the whole photo
+        if not start and loaded.naming is not None:
+            named = loaded.naming.named(looks.logits()[:1])[0]  # by the whole photo
     heat_Thw = torch.cat(maps)
 
     def in_tile(heat_hw: Tensor, view: View) -> tuple[Subject, ...]:
@@ -318,9 +318,9 @@ def localize_batch(
     looks = Looks(loaded, images_BCHW, [method])
     calibration = calibration_for(loaded, used)
     found = from_heat(looks.heat(method), views, loaded.model.config, used, most, threshold, min_area, calibration)
-    if loaded.groups is None:
+    if loaded.naming is None:
         return found
-    named = loaded.groups.named(looks.logits())
+    named = loaded.naming.named(looks.logits())
     return [with_name(each, name) for each, name in zip(found, named, strict=True)]
 
 
@@ -332,9 +332,13 @@ def with_name(found: Localization, named: Named) -> Localization:
 
 def calibration_for(loaded: Loaded, method: Method) -> Calibration:
     """The model's own for the heat that it was taught, if it has one, else the generic one of the method."""
-    if method == "subject" and loaded.subject is not None and loaded.subject.calibration is not None:
-        return loaded.subject.calibration
-    return GENERIC[method]
+    own = None if loaded.subject is None or method != "subject" else loaded.subject.calibration
+    return GENERIC[method] if own is None else own
+
+
+def is_calibrated(loaded: Loaded, method: Method) -> bool:
+    """Whether confidences were fitted to what the model finds by the method; else they only put photos in order."""
+    return calibration_for(loaded, method) is not GENERIC[method]
 
 
 def from_heat(

@@ -4,11 +4,21 @@
 """
 
 import dataclasses
+import difflib
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from patchlight.config import JsonConfig, PreprocessConfig, ViTConfig, check_names, check_types, require, require_within
+from patchlight.config import (
+    JsonConfig,
+    PreprocessConfig,
+    ViTConfig,
+    check_names,
+    check_types,
+    field_names,
+    require,
+    require_within,
+)
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
@@ -206,7 +216,7 @@ class TrainConfig(JsonConfig):
         for name, value in changes.items():
             part, dot, rest = name.partition(".")
             if not dot:
-                check_names(type(self), {name: value})
+                self._check_name(name)
                 values[name] = value
                 continue
             if part not in _PARTS:
@@ -214,6 +224,22 @@ class TrainConfig(JsonConfig):
             check_names(type(self.model) if part == "model" else _PARTS[part], {rest: value})
             values[part] = (values[part] or {}) | {rest: value}
         return self.from_dict(values)
+
+    def _check_name(self, name: str) -> None:
+        """Refuse what is no setting of the run, though it may be meant for one of its parts."""
+        if name in field_names(type(self)):
+            return
+        known = {each: [each] for each in field_names(type(self))}
+        for part, kind in (_PARTS | {"model": type(self.model)}).items():
+            for each in field_names(kind):
+                known.setdefault(each, []).append(f"{part}.{each}")
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = (
+            f"did you mean {' or '.join(known[nearest[0]])}?"
+            if nearest
+            else f"known: {', '.join(field_names(type(self)))}"
+        )
+        raise PatchlightError(f"unknown setting {name!r} of a run; {hint}")
 
 
 _PARTS: dict[str, type[JsonConfig]] = {
@@ -235,6 +261,6 @@ def _check_nested(config: TrainConfig) -> None:
         value = getattr(config, name)
         require(
             isinstance(value, ModelConfig if name == "model" else kind) or (name in WAYS and value is None),
-            f"{name}={value!r:.60} should be a {kind.__name__}",
+            f"{name}={value!r:.60} is no {kind.__name__}; set its parts, such as {name}.{field_names(kind)[0]}",
         )
     check_types(config, skip=_PARTS)

@@ -8,12 +8,10 @@ processes are not those of one. The position of a run is its step.
 import contextlib
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
-from patchlight.signals import Asked, asked_to_stop, held_back
+from patchlight.signals import Asked, Stopped, asked_to_stop, children_are_deaf
 from patchlight.train import trained_on
 from patchlight.train.beginning import check_classes, check_photos, make_learner, make_model, open_sets
 from patchlight.train.checkpoint import read_newest, write_checkpoint
@@ -33,7 +31,7 @@ from patchlight.train.features import FeatureEvaluation, judge_features
 from patchlight.train.learner import Learner, Result
 from patchlight.train.objective import Teacher, check_teacher, loaded_teacher
 from patchlight.train.optim import WeightAverage, learning_rate, make_optimizer
-from patchlight.train.processes import Processes, find_processes
+from patchlight.train.processes import FailedElsewhereError, Processes, find_processes
 from patchlight.train.publish import publish
 from patchlight.train.run_folder import RunFolder
 from patchlight.train.step import Step
@@ -56,14 +54,6 @@ class Progress:
     """Of the last evaluation."""
 
 
-class Stopped(Exception):  # noqa: N818
-    """The run was asked to stop and can be resumed; `.signal` says by what."""
-
-    def __init__(self, line: str, signal_number: int) -> None:
-        super().__init__(line)
-        self.signal = signal_number
-
-
 def train(
     config: TrainConfig,
     out: str | os.PathLike[str],
@@ -75,6 +65,7 @@ def train(
     watch: Callable[[Progress], None] = lambda progress: None,
     checked: Callable[[int, int], None] = lambda done, total: None,
     tell: Callable[[str], None] = lambda line: None,
+    stopping: Callable[[], None] = lambda: None,
 ) -> Result:
     """Train as the config says into the folder `out`, which `patchlight.load` takes afterwards.
 
@@ -82,11 +73,12 @@ def train(
     evaluated again. `teacher` is for distillation, where the config names none that `load` knows; `make_teacher` gives
     one for a device, and is called once it is known that the run can begin, by the first process before the others.
     `watch` hears of the progress, `checked` of that before the first step (photos read, photos in all), `tell` of
-    everything that deserves a line.
+    everything that deserves a line, `stopping` that a stop was asked for, which waits for the end of a step (see
+    `asked_to_stop`). `Stopped` is raised once a stop that SIGINT or SIGTERM asked for has come about.
     """
     folder = RunFolder(out)
-    with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(find_processes(device))
+    with find_processes(device) as processes, contextlib.ExitStack() as stack:
+        asked = stack.enter_context(asked_to_stop(stopping))
         with processes.together():
             if processes.is_first:
                 stack.enter_context(folder.held())
@@ -95,12 +87,11 @@ def train(
             newest = read_newest(folder.checkpoints)
         if not processes.is_first:
             checked, tell = (lambda done, total: None), (lambda line: None)
-        run = _set_up(config, folder, processes, teacher, make_teacher, checked, tell)
+        run = _set_up(config, folder, processes, asked, teacher, make_teacher, checked, tell)
         now = _begin_or_go_on(run, newest)
         del newest  # it is as large as the weights and their moments
-        with _stopped_at_once(folder.path):
-            _learn(run, now, watch)
-            return _finish(run, now)
+        _learn(run, now, watch)
+        return _finish(run, now)
 
 
 def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> None:
@@ -108,19 +99,22 @@ def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> 
     config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
     evaluate_every = run.steps_an_epoch * config.evaluate_every
     next_evaluation = _next_multiple(now.start, evaluate_every)
-    with contextlib.ExitStack() as stack:
-        asked = stack.enter_context(asked_to_stop())
-        _look_ahead(run, now, asked)
-        stream = learner.stream(run.training, processes, start=now.start, steps=steps - now.start)
-        stack.enter_context(contextlib.closing(stream))
+    if now.start < steps:
+        compiling = "; the first compiles the model, which takes a while" if config.compile else ""
+        run.tell(f"{steps - now.start:,} steps of {config.batch_size} photos on {processes.hardware()}{compiling}")
+    _look_ahead(run, now)
+    stream = learner.stream(run.training, processes, start=now.start, steps=steps - now.start)
+    with contextlib.closing(stream):
         parts = update.prepared(_micro_batches(stream, config.accumulate))
         for step in range(now.start, steps):
             update.optimizer.set_lr(learning_rate(step, steps, config.optim))
             learner.set_progress(step / steps)
             torch.manual_seed(_step_seed(config.seed, step, processes.rank))
-            inputs, loss = _next_inputs(run, now, parts, asked, step), 0.0
-            for part in range(config.accumulate):
-                loss += update.learn(next(parts) if part else inputs, last=part == config.accumulate - 1)
+            inputs, loss = _next_inputs(run, now, parts, step), 0.0
+            # Compilers that Ctrl-C stops, too, leave half a program in torch's cache.
+            with children_are_deaf() if config.compile else contextlib.nullcontext():
+                for part in range(config.accumulate):
+                    loss += update.learn(next(parts) if part else inputs, last=part == config.accumulate - 1)
             loss = processes.mean(loss)
             if math.isfinite(loss):
                 update.move(step)
@@ -143,24 +137,22 @@ def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> 
             if done % config.checkpoint_every == 0 or done == steps:
                 _save(run, now, done)
     with processes.together():
-        if asked.signal:  # in the last step, or while it was saved
-            raise _stopped_after(run, steps, asked.signal)
+        if run.asked.signal:  # in the last step, or while it was saved
+            raise _stopped_after(run, steps, run.asked.signal)
 
 
-def _look_ahead(run: "_Run", now: "_Standing", asked: Asked) -> None:
+def _look_ahead(run: "_Run", now: "_Standing") -> None:
     """What the learner does before its first step; the time of it is not that of steps."""
     with run.processes.together():
         try:
-            run.learner.look_ahead(run.training, run.processes, asked, run.tell, steps=run.steps)
+            run.learner.look_ahead(run.training, run.processes, run.asked, run.tell, steps=run.steps)
         except PatchlightError:
-            if not asked.signal:  # else whoever reads the photos was told to stop, too
+            if not run.asked.signal:  # else whoever reads the photos was told to stop, too
                 raise
     now.last_line = now.start, time.perf_counter()
 
 
-def _next_inputs(
-    run: "_Run", now: "_Standing", parts: Iterator[tuple[Tensor, ...]], asked: Asked, step: int
-) -> tuple[Tensor, ...]:
+def _next_inputs(run: "_Run", now: "_Standing", parts: Iterator[tuple[Tensor, ...]], step: int) -> tuple[Tensor, ...]:
     """The first part of what a step learns from, whose other parts are of the same photos.
 
     All processes have theirs, or all end here: none may begin a step that another does not take part in.
@@ -170,7 +162,7 @@ def _next_inputs(
         inputs = next(parts)
     except PatchlightError as error:
         failure = error
-    worst = run.processes.agree(asked.signal or (_FAILED if failure else 0))
+    worst = run.processes.agree(run.asked.signal or (_FAILED if failure else 0))
     if worst > _FAILED:
         _save(run, now, step)
         raise _stopped_after(run, step, worst)
@@ -192,24 +184,15 @@ def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
 
 
 @contextlib.contextmanager
-def _stopped_at_once(folder: Path) -> Iterator[None]:
-    """What SIGINT and SIGTERM do after the last step, when there is nothing left to save."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise Stopped(
-            f"{folder}: stopped after the last step; the same command with --resume judges and publishes the model",
-            number,
-        )
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears signals
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+def _stoppable(processes: Processes, asked: Asked, line: str) -> Iterator[None]:
+    """What the processes do together, and where a stop need not wait, since there is nothing to save."""
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        with processes.together(), asked.at_once(line):
+            yield
+    except FailedElsewhereError:
+        if asked.signal:  # all were asked, and none of them failed
+            raise Stopped(line, asked.signal) from None
+        raise
 
 
 @dataclass(frozen=True)
@@ -219,6 +202,7 @@ class _Run:
     config: TrainConfig
     folder: RunFolder
     processes: Processes
+    asked: Asked
     training: Dataset
     validation: Dataset
     notes: Sequence[str]
@@ -263,12 +247,16 @@ def _set_up(
     config: TrainConfig,
     folder: RunFolder,
     processes: Processes,
+    asked: Asked,
     teacher: Teacher | None,
     make_teacher: Callable[[str], Teacher] | None,
     checked: Callable[[int, int], None],
     tell: Callable[[str], None],
 ) -> _Run:
-    with processes.together():
+    stoppable = partial(
+        _stoppable, processes, asked, f"{folder.path}: stopped before its first step; the same command begins again"
+    )
+    with stoppable():
         # What can be known before every photo is read: the classes, the model, and who teaches it.
         training, validation = open_sets(config)
         groups = check_classes(config, training.classes, tell)
@@ -281,10 +269,10 @@ def _set_up(
         # The photos. Everything that is wrong with them is said before the first step.
         training, validation, notes = check_photos(config, training, validation, tell, checked)
     for mine in (processes.is_first, not processes.is_first):  # the first may train it, for the others to find
-        with processes.together():
+        with stoppable():
             if mine and make_teacher is not None:
                 teacher = make_teacher(str(processes.device))
-    with processes.together():
+    with stoppable():
         if config.distill is not None and teacher is not None:
             check_teacher(teacher, config, processes.device)
         learner = make_learner(vit.to(processes.device), config, training, teacher, subject).to(processes.device)
@@ -298,6 +286,7 @@ def _set_up(
         config=config,
         folder=folder,
         processes=processes,
+        asked=asked,
         training=training,
         validation=validation,
         notes=notes,
@@ -436,9 +425,9 @@ def _save(run: _Run, now: _Standing, step: int) -> None:
 def _finish(run: _Run, now: _Standing) -> Result:
     """Judge the model and publish it."""
     folder, steps = run.folder, run.steps
-    with held_back():  # the processes may have to exchange what each holds of it
-        shown = _shown(run)
-    with run.processes.together():
+    shown = _shown(run)  # by all processes together, where each holds a part
+    line = f"{folder.path}: stopped after the last step; the same command with --resume judges and publishes the model"
+    with _stoppable(run.processes, run.asked, line):
         result = _judge(run, shown, steps)
         seconds, course = now.elapsed(), result.course()
         if run.processes.is_first:

@@ -3,6 +3,8 @@
 import contextlib
 import datetime
 import os
+import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,6 @@ from torch import nn
 
 from patchlight.errors import PatchlightError
 from patchlight.models.families import BLOCKS
-from patchlight.signals import held_back
 from patchlight.train.config import TrainConfig
 from patchlight.train.learner import Learner
 
@@ -45,17 +46,15 @@ class Processes:
         """Around what the first process does alone, or each for itself: all go on when all are done.
 
         Where it fails, all end: the first that failed raises its error, the others raise `FailedElsewhereError`.
-        Inside, none may exchange anything with the others.
+        Inside, none may exchange anything with the others. A signal may raise inside, but nowhere else: whoever left
+        without a word would leave the others waiting.
         """
         failure: Exception | None = None
         try:
             yield
         except Exception as error:
             failure = error
-        with held_back():  # whoever left here would leave the others waiting
-            failed = self.agree(0 if failure is None else self.world - self.rank)  # the first has the largest number
-            if self.world > 1:
-                dist.barrier()  # a process that ends while gloo's threads are still at the last exchange is aborted
+        failed = self.agree(0 if failure is None else self.world - self.rank)  # the first has the largest number
         if failure is not None and failed == self.world - self.rank:
             raise failure
         if failed:
@@ -72,7 +71,14 @@ class Processes:
     def _reduced(self, value: float, operation: Any) -> float:
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, operation)
-        return tensor.item()
+        result = tensor.item()
+        held = weakref.ref(tensor)
+        del tensor
+        # gloo's thread lets go of it a moment later, for which it needs the interpreter: one that finds it at its end
+        # aborts the process.
+        while held() is not None and self.device.type == "cpu":
+            time.sleep(0.0001)
+        return result
 
     def check_batch(self, config: TrainConfig) -> None:
         if config.batch_size % (self.world * config.accumulate):

@@ -70,7 +70,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
             "a .csv with the columns file and label, .tar shards, or CIFAR-10"
         )
     if not path.is_dir():
-        remedy = "give the path of your photos"
+        remedy = "give the path of your photos (of a recipe with --set data.train=PHOTOS)"
         if "cifar" in path.name.lower():
             remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
         raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")
@@ -232,6 +232,7 @@ def _open_csv(path: Path) -> Dataset:
     sizes: list[int] = []
     boxes: list[Sequence[float]] = []
     rows: Counter[tuple[str, str]] = Counter()
+    absent: Counter[str] = Counter()  # rows by label whose files are not there
     ended = 0  # the line that the last row went to
     try:
         header = [column.strip().lower() for column in next(reader, [])]
@@ -260,6 +261,7 @@ def _open_csv(path: Path) -> Dataset:
                 missing = f"{printable(name)} is missing" if name else "names no file"
                 text = f"{path.name} line {line}: {missing}: left out"
                 notes.append(Note("row without its file", text, name or None))
+                absent[label] += 1
             elif not label:
                 notes.append(
                     Note("row without a label", f"{path.name} line {line}: {printable(name)} has no label: left out")
@@ -288,6 +290,11 @@ def _open_csv(path: Path) -> Dataset:
             f"photos with more than one row, which count as often: {len(repeated):,}, such as {printable(repeated[0])}"
         )
         notes.append(Note("repeated row", f"{path.name}: {text}"))
+    for label in _in_order(list(absent.keys() - {*given, ""})):
+        text = (
+            f"{path.name}: no photo of the class {label!r:.80} is there ({absent[label]:,} rows): left out altogether"
+        )
+        notes.append(Note("class without photos", text))
     classes = _in_order(given)
     place = {label: index for index, label in enumerate(classes)}
     boxes_N4 = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4) if has_boxes else None

@@ -31,8 +31,9 @@ SURE = 0.5
 class Named:
     """What a model calls a photo."""
 
-    group: str
-    """Of the classes that have at least half of the probability together; "unknown" where no group has."""
+    group: str | None
+    """Of the classes that have at least half of the probability together; "unknown" where no group has, None where
+    the model has none."""
     group_confidence: float | None
     """Their summed probability; None where the group is unknown."""
     label: str | None
@@ -41,7 +42,7 @@ class Named:
 
     def words(self) -> list[str]:
         """For people: "animal 97.1%, bird 95.0%;"."""
-        group = self.group if self.group_confidence is None else f"{self.group} {self.group_confidence:.1%}"
+        group = str(self.group) if self.group_confidence is None else f"{self.group} {self.group_confidence:.1%}"
         return [f"{group};"] if self.label is None else [f"{group},", f"{self.label} {self.label_confidence:.1%};"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class Groups:
 
     labels: tuple[str, ...]
     paths: tuple[str, ...]
-    """One a label, such as "animal/bird"; "unknown" where it is not known."""
+    """One a label, such as "animal/bird"; "unknown" where it is not known. Where all are, photos have labels alone."""
 
     def __post_init__(self) -> None:
         if len(self.paths) != len(self.labels):
@@ -119,7 +120,7 @@ class Groups:
         if best >= SURE:
             name, confidence = words, best
         return Named(
-            group=UNKNOWN if top is None else top,
+            group=top or (UNKNOWN if self.nodes else None),
             group_confidence=None if top is None else min(1.0, sums[top]),
             label=name,
             label_confidence=confidence,

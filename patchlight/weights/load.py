@@ -23,7 +23,7 @@ from patchlight.weights.about import groups_of, labels_of, licence_of, own_prepr
 from patchlight.weights.convert import State, convert, reorder_rope
 from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.find import find
-from patchlight.weights.groups import Groups
+from patchlight.weights.groups import UNKNOWN, Groups
 from patchlight.weights.inspect import Reading, Recognised, recognise
 from patchlight.weights.others import name_in, refuse_others
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint
@@ -70,6 +70,16 @@ class Loaded:
     def names(self) -> tuple[str, ...] | None:
         """The labels, in people's words where the groups of the classes are known."""
         return self.labels if self.groups is None else self.groups.words
+
+    @functools.cached_property
+    def naming(self) -> Groups | None:
+        """By which photos are named: its groups; of a model that has none its labels alone; None where it has neither.
+
+        A head that was replaced, or one for other uses, names nothing.
+        """
+        if self.groups is not None or self.labels is None or len(self.labels) != self.config.num_classes:
+            return self.groups
+        return Groups(self.labels, (UNKNOWN,) * len(self.labels))
 
 
 def load(

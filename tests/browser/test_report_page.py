@@ -330,6 +330,19 @@ def test_photos_are_chosen_by_what_they_show(page: Any, tmp_path: Path) -> None:
     assert "bird/crow, 70 %" in page.locator("#values").text_content()
 
 
+def test_photos_of_classes_without_groups_are_chosen_by_class(page: Any, tmp_path: Path) -> None:
+    rows = []
+    for number, label in enumerate(["lynx", "boar", "lynx", None]):
+        said = {"group": None, "group_confidence": None, "label": label, "label_confidence": 0.8 if label else None}
+        rows.append(ok_row(f"{number}.jpg", "subject", 0.9 - 0.1 * number) | said)
+    page.goto(report(tmp_path, rows))
+    assert page.locator("#group option").all_text_contents() == ["Shows anything", "Shows: boar (1)", "Shows: lynx (2)"]
+    page.locator("#group").select_option("lynx")
+    assert page.locator(".card .name").all_text_contents() == ["2.jpg", "0.jpg"]
+    page.locator(".card").first.click()
+    assert "lynx, 80 %" in page.locator("#values").text_content()
+
+
 def test_without_bursts_nothing_speaks_of_them(page: Any, tmp_path: Path) -> None:
     page.goto(report(tmp_path / "run", [ok_row("a.jpg", "subject", 0.9)]))
     assert "burst" not in page.locator("#summary").text_content()

@@ -79,6 +79,7 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
+    assert "\npatchlight: stopping after this step; a second time stops at once\n" in error
     assert error.endswith("; the same command with --resume goes on\n")
     judged = run(folder, "evaluate", "stopped", "photos")
     assert (judged.returncode, judged.stderr.count("\n")) == (2, 1)
@@ -217,8 +218,8 @@ def test_classes_are_printed_whatever_the_terminal_takes(folder: Path) -> None:
     [
         (["train", "no.py", "--out", "run"], "no.py: there is no such recipe"),
         (["train", "recipe.py", "--set", "optim.rate=1", "--out", "run"], "unknown setting 'rate' for OptimConfig"),
-        (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' for TrainConfig"),
-        (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "nowhere"),
+        (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' of a run; did you mean"),
+        (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "with --set data.train=PHOTOS)"),
         (["train", "recipe.py", "--set", "data.train=", "--out", "run"], "data.train is empty; give a path"),
         (["train", "recipe.py", "--device", "meta", "--out", "run"], "device='meta' cannot be used here"),
         (["train", "recipe.py", "--set", "data.train=a/cifar10", "--out", "run"], "recipes/fetch_cifar10.py a/cifar10"),

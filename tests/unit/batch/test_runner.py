@@ -24,7 +24,7 @@ from crop_runs import everything_in, make_photos, photo, rows_of, save_model
 from patchlight.batch import finder, results, work
 from patchlight.batch import line as line_module
 from patchlight.batch import summary as summary_module
-from patchlight.batch.line import Progress, Stopped
+from patchlight.batch.line import Progress
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
@@ -33,6 +33,7 @@ from patchlight.geometry import Box
 from patchlight.images.crop import region_around
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.find import localize
+from patchlight.signals import Stopped
 from patchlight.weights.load import load
 
 BAD_IMAGES = Path(__file__).parents[4] / "shared" / "data" / "bad-images"
@@ -889,6 +890,21 @@ def test_a_run_that_overwrites_goes_on_where_it_was_and_begins_anew_once_it_has_
     assert everything_in(out) == everything_in(tmp_path / "whole")
     assert crop(photos, out, model, wide, overwrite=True).computed == 6, "that one had finished"
     assert crop(photos, out, model, wide).nothing_to_do
+
+
+def test_a_run_that_overwrites_leaves_no_empty_folders_but_what_is_not_its_own(
+    photos: Path, tmp_path: Path, model: Path
+) -> None:
+    out = tmp_path / "out"
+    crop(photos, out, model, overlay=True)
+    (out / "overlays" / "mine").mkdir()
+    (out / "overlays" / "mine" / "note.txt").write_text("kept")
+    crop(photos, out, model, CropSettings(boxes_only=True), overwrite=True)
+    assert not (out / "crops").exists()
+    assert [each.name for each in (out / "overlays").rglob("*")] == ["mine", "note.txt"]
+    (out / "overlays" / "mine" / "note.txt").unlink()
+    crop(photos, out, model, overwrite=True)
+    assert not (out / "overlays").exists()
 
 
 def test_a_run_that_overwrites_begins_anew_after_others(photos: Path, tmp_path: Path, model: Path) -> None:

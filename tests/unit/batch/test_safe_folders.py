@@ -59,7 +59,8 @@ def test_beginning_anew_leaves_nothing_of_the_old_run(tmp_path: Path, model: Pat
     crop_photos([tmp_path / "photos"], out, settings, model=model, workers=0, overwrite=True, report=False)
     assert not (out / "coco.json").exists()
     assert not (out / "report.html").exists()
-    assert list((out / "overlays").iterdir()) == list((out / "thumbs").iterdir()) == []
+    assert not (out / "overlays").exists()
+    assert not (out / "thumbs").exists()
 
 
 def test_heat_of_a_model_that_sees_the_middle_alone_is_drawn_there(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.looks import Look, judged
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
+from patchlight.commands.crop import _print_summary
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.geometry import View
@@ -62,6 +63,51 @@ def test_without_groups_nothing_is_said(photos: Path, tmp_path: Path) -> None:
     assert summary.groups is None
     assert all(row[name] is None for row in rows_of(tmp_path / "out") for name in NAMED)
     assert "groups" not in json.loads((tmp_path / "out" / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("how", [{}, {"tiles": 2}, {"burst": True}])
+def test_classes_without_groups_are_named(
+    how: dict[str, Any], photos: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grouped = pl.load(model)
+    with torch.no_grad():
+        grouped.model.head.out.weight *= 20  # which is sure of itself
+    about = {"preprocess": grouped.preprocess.config, "labels": grouped.labels, "subject": grouped.subject}
+    labelled = save(grouped.model, tmp_path / "labelled", **about)
+    with_groups = save(grouped.model, tmp_path / "with groups", **about, groups=grouped.groups)
+    out = tmp_path / "out"
+    summary = crop_photos([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
+    rows = rows_of(out)
+    other = tmp_path / "other"
+    crop_photos([photos], other, CropSettings(**how), model=with_groups, workers=0, device="cpu")
+    for row, expected in zip(rows, rows_of(other), strict=True):
+        assert row["group"] is row["group_confidence"] is None
+        if expected["label"] != "bird":  # which is a part of a group, and no class
+            assert (row["label"], row["label_confidence"]) == (expected["label"], expected["label_confidence"])
+    assert any(row["label"] is not None for row in rows)
+    names = [row["label"] or "unknown" for row in rows if row["decision"] != "none"]
+    assert summary.labels == {name: names.count(name) for name in names}
+    assert list(summary.labels.values()) == sorted(summary.labels.values(), reverse=True)
+    assert summary.groups is None
+    assert json.loads((out / "summary.json").read_text())["labels"] == summary.labels
+    again = crop_photos([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
+    assert (again.nothing_to_do, again.labels) == (True, summary.labels)
+    _print_summary(summary, out)
+    shown = ", ".join(f"{count} {name}" for name, count in summary.labels.items())
+    assert f"shown: {shown}\n" in capsys.readouterr().out
+
+
+def test_confidence_that_was_fitted_to_another_model_is_marked(photos: Path, tmp_path: Path, model: Path) -> None:
+    lines: list[str] = []
+    for method, calibrated in (("subject", True), ("tokencut", False)):
+        out = tmp_path / method
+        settings = CropSettings(method=method)
+        crop_photos([photos], out, settings, model=model, workers=0, device="cpu", tell=lines.append)
+        assert json.loads((out / "summary.json").read_text())["calibrated"] is calibrated
+    assert [line for line in lines if "calibrated" in line] == [
+        f"{model}: its confidence by the method 'tokencut' is not calibrated: it puts photos in order, and promises "
+        "nothing"
+    ]
 
 
 def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> None:

@@ -18,10 +18,11 @@ from patchlight.weights.load import load
 from patchlight.weights.save import save
 
 SCRIPT = """
-import os, signal, sys, torch
+import os, signal, sys, time, torch
 torch.set_num_threads(1)
 from pathlib import Path
 from patchlight.errors import PatchlightError
+from patchlight.signals import Stopped
 from patchlight.train import loop
 from patchlight.train.config import TrainConfig
 from patchlight.train.objective import Classification
@@ -29,7 +30,8 @@ from patchlight.train.processes import FailedElsewhereError
 
 what, rank = sys.argv[1], int(os.environ["RANK"])
 Path(f"{rank}.pid").write_text(str(os.getpid()))
-prepare, publish, calls = Classification.prepare, loop.publish, 0
+prepare, publish, shown, check = Classification.prepare, loop.publish, loop._shown, loop.check_photos
+calls = 0
 
 def prepare_otherwise(self, batch, *, cropped):
     global calls
@@ -45,13 +47,25 @@ def publish_otherwise(*given):
         os.kill(int(Path(f"{other}.pid").read_text()), signal.SIGINT)
     return publish(*given)
 
+def shown_late(run):
+    if rank == 1:  # the other is ahead of it, and publishes
+        time.sleep(3)
+    return shown(run)
+
+def check_otherwise(*given):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    return check(*given)
+
 Classification.prepare = prepare_otherwise
+if what == "stop one at the beginning":
+    loop.check_photos = check_otherwise
 if what == "stop all at the end":
-    loop.publish = publish_otherwise
+    loop.publish, loop._shown = publish_otherwise, shown_late
 try:
     loop.train(TrainConfig.from_json(Path("config.json").read_text()), "run")
     end = "done"
-except loop.Stopped as stopped:
+except Stopped as stopped:
     end = f"{stopped.signal}: {stopped}"
 except FailedElsewhereError:
     end = "quiet"
@@ -105,6 +119,11 @@ def test_a_stop_while_the_first_of_them_publishes_stops_both(photos: Path, tmp_p
     line = "2: run: stopped after the last step; the same command with --resume judges and publishes the model"
     found = run(settings(photos, tmp_path), "stop all at the end", tmp_path)
     assert found == {f"0 {line}", f"1 {line}"}
+
+
+def test_a_stop_that_one_of_them_hears_before_the_first_step_ends_both(photos: Path, tmp_path: Path) -> None:
+    line = "2: run: stopped before its first step; the same command begins again"
+    assert run(settings(photos, tmp_path), "stop one at the beginning", tmp_path) == {"0 quiet", f"1 {line}"}
 
 
 def test_a_model_in_parts_learns_its_head_alone(photos: Path, tmp_path: Path) -> None:

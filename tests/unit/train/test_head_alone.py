@@ -16,12 +16,13 @@ from coloured_photos import write_coloured_photos
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.models.families import Model
+from patchlight.signals import Stopped
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Dataset
 from patchlight.train.finetune import choose_recipe
 from patchlight.train.head_alone import HeadAlone
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.objective import Classification
 from patchlight.train.sources import open_dataset
 from patchlight.weights.load import load

@@ -23,12 +23,13 @@ from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import Block, ViT
+from patchlight.signals import Stopped
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.train.evaluate import evaluate_photos
 from patchlight.train.features import evaluate_features
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.objective import Classification, distillation_loss
 from patchlight.train.publish import put_into_package
 from patchlight.train.step import _apart

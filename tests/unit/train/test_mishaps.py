@@ -19,12 +19,14 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.models.vit import ViT
+from patchlight.signals import STOPPING, Stopped
 from patchlight.train import beginning, loop, run_folder
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, TrainConfig
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.objective import Classification
 from patchlight.train.optim import learning_rate
+from patchlight.train.step import Step
 from patchlight.weights import save
 from patchlight.weights.load import load
 
@@ -229,6 +231,40 @@ def test_a_run_that_came_to_no_checkpoint_says_that_it_begins_anew(
     told.clear()
     train(settings(photos), tmp_path, resume=True, tell=told.append)
     assert not any("step 0" in line for line in told)
+
+
+def test_a_stop_before_the_first_step_leaves_nothing(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loop.check_photos
+
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "check_photos", interrupted)
+        with pytest.raises(Stopped, match="run: stopped before its first step; the same command begins again"):
+            train(settings(photos), tmp_path / "run")
+    train(settings(photos), tmp_path / "run")
+    assert load(tmp_path / "run").labels == ("blue", "green", "red")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_compiles_does_not_hear_ctrl_c(
+    compiled: bool, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = []
+
+    def learn(self: Step, inputs: Any, *, last: bool) -> float:
+        blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, []) >= set(STOPPING))
+        return real(self, inputs, last=last)
+
+    real = Step.learn
+    monkeypatch.setattr(Step, "learn", learn)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: None)
+    train(settings(photos, compile=compiled), tmp_path / "run")
+    assert blocked == [compiled] * STEPS
 
 
 # The end

@@ -108,6 +108,16 @@ def test_bad_rows_of_a_csv_are_noted_by_line(tmp_path: Path) -> None:
     ]
 
 
+def test_a_class_of_a_csv_that_has_lost_its_photos_is_noted(tmp_path: Path) -> None:
+    save_photo(tmp_path / "a.png", 0)
+    path = tmp_path / "labels.csv"
+    path.write_text("file,label\na.png,cat\nb.png,cat\nc.png,dog\nd.png,dog\ne.png,\n")
+    dataset = open_dataset(path)
+    assert dataset.classes == ("cat",)
+    lost = [note.line for note in dataset.notes if note.kind == "class without photos"]
+    assert lost == ["labels.csv: no photo of the class 'dog' is there (2 rows): left out altogether"]
+
+
 def test_a_csv_without_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     for content in (b"name,class\na.png,cat\n", b"", b"\xff\xfe\x00"):

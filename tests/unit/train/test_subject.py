@@ -14,8 +14,9 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import cut_parts
 from patchlight.images.draws import Draws
+from patchlight.signals import Stopped
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.sources import open_dataset
 from patchlight.train.subject import SubjectConfig, box_within, choose_parts, coverage, on_canvases, place_loss
 from patchlight.weights.load import load

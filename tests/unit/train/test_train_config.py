@@ -33,7 +33,12 @@ def test_json_there_and_back_with_every_part() -> None:
     [
         ({"optim.lrr": 1}, "unknown setting 'lrr' for OptimConfig; did you mean 'lr'"),
         ({"optimizer.lr": 1}, "unknown part 'optimizer'"),
-        ({"optim": 3}, "optim=3 should be a OptimConfig"),
+        ({"lr": 1}, r"unknown setting 'lr' of a run; did you mean optim\.lr\?"),
+        ({"image_size": 64}, r"did you mean model\.image_size or preprocess\.image_size\?"),
+        ({"widht": 64}, r"did you mean model\.width\?"),
+        ({"epoch": 3}, r"did you mean epochs\?"),
+        ({"xyz": 3}, r"unknown setting 'xyz' of a run; known: model, data, "),
+        ({"optim": 3}, r"optim=3 is no OptimConfig; set its parts, such as optim\.name"),
         ({"optim.lr": 0}, "lr=0 must be more than 0"),
         ({"optim.lr": "fast"}, "lr='fast' should be a number"),
         ({"augment.area": [0.5, 1.5]}, "area"),

@@ -15,12 +15,13 @@ from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.families import make_model
+from patchlight.signals import Stopped
 from patchlight.train.checkpoint import fingerprint
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.train.dino import DinoConfig
 from patchlight.train.features import evaluate_features
 from patchlight.train.finetune import choose_recipe, in_words
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.mae import MaeConfig
 from patchlight.train.objective import Classification
 from patchlight.train.optim import make_optimizer

@@ -17,9 +17,10 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
+from patchlight.signals import Stopped
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.train.dino import Dino, DinoConfig
-from patchlight.train.loop import Stopped, train
+from patchlight.train.loop import train
 from patchlight.train.mae import Mae, MaeConfig
 from patchlight.train.processes import Processes
 from patchlight.train.sources import UNLABELLED, open_dataset

@@ -37,6 +37,32 @@ def test_a_photo_is_called_what_is_sure(probabilities: tuple[float, ...], expect
     assert named.label_confidence == pytest.approx(expected.label_confidence)
 
 
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ((0.6, 0.1, 0.1, 0.1, 0.1), Named(None, None, "crow", 0.6)),
+        ((0.4, 0.3, 0.1, 0.1, 0.1), Named(None, None, None, None)),
+    ],
+)
+def test_classes_without_groups_name_a_photo_all_the_same(
+    probabilities: tuple[float, ...], expected: Named, tmp_path: Path
+) -> None:
+    save(tiny_vit(), tmp_path / "model", labels=LABELS)
+    loaded = pl.load(tmp_path / "model")
+    assert loaded.naming is not None
+    assert loaded.groups is None
+    (named,) = loaded.naming.named(torch.tensor([probabilities]).log())
+    assert (named.group, named.group_confidence, named.label) == (None, None, expected.label)
+    assert named.label_confidence == pytest.approx(expected.label_confidence)
+
+
+def test_numbers_alone_name_nothing(tmp_path: Path) -> None:
+    save(tiny_vit(), tmp_path / "model")
+    assert pl.load(tmp_path / "model").naming is None
+    save(tiny_vit(), tmp_path / "named", labels=LABELS)
+    assert pl.load(tmp_path / "named", num_classes=3).naming is None
+
+
 def test_sums_are_those_of_the_classes() -> None:
     logits = torch.randn(7, 5, dtype=torch.bfloat16)
     shares = logits.double().softmax(1)
