@@ -1,5 +1,6 @@
 """The command line: one subcommand, one function call. torch is imported by the commands that need it alone."""
 
+import contextlib
 import io
 import sys
 from typing import Annotated, Any
@@ -74,5 +75,6 @@ def main() -> None:
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
         message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."
-    typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(BrokenPipeError):  # whoever read it was stopped, too
+        typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
     sys.exit(exit_code)

@@ -7,6 +7,7 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -14,9 +15,15 @@ from typing import Any
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
+SAME_ONCE_MORE = 1.0
+"""Seconds in which a second signal counts as the first."""
 
-class Stopped(Exception):  # noqa: N818
-    """The work was asked to stop and can go on later; `.signal` says by what."""
+
+class Stopped(BaseException):
+    """The work was asked to stop and can go on later; `.signal` says by what.
+
+    Like KeyboardInterrupt it may come out of anything, and is no error of what it comes out of.
+    """
 
     def __init__(self, line: str, signal_number: int) -> None:
         super().__init__(line)
@@ -46,19 +53,24 @@ class Asked:
 def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
     """SIGINT and SIGTERM ask for a stop at the next moment that suits the work; a second one acts at once.
 
+    One within a second is the same once more: torchrun, and whoever stops a whole group, passes on what all have heard.
     `heard` is called when one comes that has to wait, whatever is going on: it may do no more than write to a file
     number.
     """
-    asked = Asked()
+    asked, first = Asked(), 0.0
 
     def hear(number: int, frame: Any) -> None:
+        nonlocal first
         if asked.signal:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        asked.signal = number
+            if time.monotonic() - first > SAME_ONCE_MORE:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        asked.signal, first = number, time.monotonic()
         if asked._line is not None:
             raise Stopped(asked._line, number)
-        heard()
+        with contextlib.suppress(OSError):  # whoever read what we say was stopped, too
+            heard()
 
     if threading.current_thread() is not threading.main_thread():
         yield asked  # only the main thread hears signals
@@ -69,6 +81,23 @@ def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM that come meanwhile are heard at its end: for what must not be left half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in heard:
+            signal.raise_signal(each)
 
 
 @contextlib.contextmanager

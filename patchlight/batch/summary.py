@@ -21,7 +21,6 @@ from patchlight.config import PreprocessConfig
 from patchlight.files import writing
 from patchlight.localizing.find import calibration_for, is_calibrated
 from patchlight.localizing.heat import resolve_method
-from patchlight.weights.groups import UNKNOWN
 from patchlight.weights.load import Loaded
 
 
@@ -58,7 +57,7 @@ class Summary:
     groups: dict[str, int] | None = None
     """How many photos with a find show what, by a model whose classes have groups; "unknown" are those of none."""
     labels: dict[str, int] | None = None
-    """The same by a model whose classes have names alone, the commonest first."""
+    """The same by a model whose classes have names alone, the commonest first; photos of no name are left out."""
     seconds: float = 0.0
     rate: float = 0.0
     report: Path | None = None
@@ -303,7 +302,7 @@ class _Counts:
     )
     reasons: Counter[str] = field(default_factory=Counter)
     groups: Counter[str] = field(default_factory=Counter)
-    labels: Counter[str] = field(default_factory=Counter)
+    labels: Counter[str | None] = field(default_factory=Counter)
     crops: int = 0
     untimed: int = 0
     """Frames whose time is their file's own."""
@@ -318,8 +317,8 @@ class _Counts:
             return row
         self.decisions[row["decision"]] += 1
         if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
-            self.groups[row["group"] or UNKNOWN] += 1
-            self.labels[row["label"] or UNKNOWN] += 1
+            self.groups[row["group"]] += 1
+            self.labels[row["label"]] += 1
         if burst := row.get("burst"):
             self.untimed += burst["clock"] == "file"
             self.empty[burst["id"]] = self.empty.get(burst["id"], True) and row["decision"] == "none"
@@ -329,7 +328,8 @@ class _Counts:
         if loaded.groups is not None:
             return {"groups": dict(sorted(self.groups.items()))}
         if loaded.naming is not None:
-            return {"labels": dict(sorted(self.labels.items(), key=lambda each: (-each[1], each[0])))}
+            named = [(name, count) for name, count in self.labels.items() if name is not None]
+            return {"labels": dict(sorted(named, key=lambda each: (-each[1], each[0])))}
         return {}
 
     def of_bursts(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import typer
 from patchlight.commands.options import parse_share
 from patchlight.commands.train import SECONDS_BETWEEN_LINES
 from patchlight.errors import PatchlightError
+from patchlight.files import printable
 
 MOST_NAMES = 10
 """Of what photos show, that are printed."""
@@ -187,9 +188,12 @@ def _print_summary(summary: "Summary", out: Path) -> None:
         crops = "1 crop was" if summary.encoded == 1 else f"{summary.encoded:,} crops were"
         typer.echo(f"{crops} encoded anew: jpegtran, which cuts without, is not installed or could not")
     if named := summary.groups or summary.labels:
-        shown = [f"{count:,} {name}" for name, count in named.items()]
-        more = f" and {len(named) - MOST_NAMES:,} more" if len(named) > MOST_NAMES else ""
-        typer.echo("shown: " + ", ".join(shown[:MOST_NAMES]) + more)
+        shown = [f"{count:,} {printable(name)}" for name, count in named.items()]
+        if rest := sum(list(named.values())[MOST_NAMES:]):
+            shown[MOST_NAMES:] = [f"{rest:,} of {len(named) - MOST_NAMES:,} more"]
+        if unnamed := sum(summary.decisions.values()) - summary.decisions["none"] - sum(named.values()):
+            shown.append(f"{unnamed:,} without a name")
+        typer.echo("shown: " + ", ".join(shown))
     if summary.skipped:
         count = sum(summary.skipped.values())
         kinds = [f"{ascii(each)[1:-1] or 'no ending'} {number:,}" for each, number in summary.skipped.items()]

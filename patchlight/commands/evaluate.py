@@ -1,6 +1,8 @@
 """How good a model is, or its features."""
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 from patchlight.commands.options import AsJson, usual_device
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
+from patchlight.signals import asked_to_stop
 
 if TYPE_CHECKING:
     from patchlight.train.evaluate import Evaluation
@@ -46,20 +49,17 @@ def evaluate(
         return
     if known is not None:
         raise PatchlightError("--known goes with --knn, --linear or --attentive")
-    from rich.console import Console
-    from rich.text import Text
-
     from patchlight.train.evaluate import check_folder, evaluate_photos, write_report
 
     if out is not None:
         check_folder(out)
-    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+    with _showing(model) as tell:
         report = evaluate_photos(
             _load(model, device),
             photos,
             batch_size=batch,
             workers=workers,
-            tell=lambda progress: status.update(Text(progress)),
+            tell=tell,
         )
     for line in report.problems:
         typer.echo(f"patchlight: {line}", err=True)
@@ -72,6 +72,20 @@ def evaluate(
     if report.left_out:
         typer.echo(f"patchlight: photos that cannot be read and were left out: {len(report.left_out):,}", err=True)
         raise typer.Exit(3)
+
+
+@contextlib.contextmanager
+def _showing(model: str) -> Iterator[Callable[[str], None]]:
+    """What is going on, on a terminal only; a stop ends it in a line, and the processes that read in order."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with (
+        asked_to_stop() as asked,
+        asked.at_once(f"{model}: stopped before there was a result"),
+        Console(stderr=True).status(Text(f"loading {model}")) as status,
+    ):
+        yield lambda progress: status.update(Text(progress))
 
 
 def _load(model: str, device: str | None) -> "Loaded":
@@ -94,12 +108,9 @@ def _evaluate_features(
     device: str | None,
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     from patchlight.train.features import evaluate_features
 
-    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
+    with _showing(model) as tell:
         loaded = _load(model, device)
         found = [
             evaluate_features(
@@ -109,7 +120,7 @@ def _evaluate_features(
                 train=known,
                 batch_size=batch,
                 workers=workers,
-                tell=lambda progress: status.update(Text(progress)),
+                tell=tell,
             )
             for method in methods
         ]

@@ -1,6 +1,7 @@
 """Training, by a recipe or on one's own photos, and what is made of the result."""
 
 import os
+import shlex
 import sys
 import time
 from functools import partial
@@ -116,7 +117,7 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
 
         def stopping() -> None:
             if first:  # in the midst of anything, so past whatever else is being written
-                os.write(2, b"\npatchlight: stopping after this step; a second time stops at once\n")
+                os.write(2, b"\npatchlight: stopping as soon as all is saved; a second time stops at once\n")
 
         try:
             result = run_training(
@@ -151,7 +152,8 @@ def _learnt_without_labels(out: Path) -> str:
         words.append(f"features in {last['feature_rank']:.0f} directions")
     if "explained" in last:
         words.append(f"{last['explained']:.1%} of what was hidden explained")
-    return f"{', '.join(words)}; `patchlight evaluate {out} LABELLED --knn` judges its features by photos with labels"
+    judge = f"patchlight evaluate {shlex.quote(str(out))} LABELLED --knn"
+    return f"{', '.join(words)}; `{judge}` judges its features by photos with labels"
 
 
 def publish(

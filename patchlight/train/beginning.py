@@ -14,7 +14,7 @@ from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
 from patchlight.train.config import TrainConfig
-from patchlight.train.data import Dataset, split, subset
+from patchlight.train.data import CLASS_WITHOUT_PHOTOS, Dataset, split, subset
 from patchlight.train.dino import Dino
 from patchlight.train.head_alone import HeadAlone
 from patchlight.train.learner import Learner
@@ -88,11 +88,14 @@ def check_photos(
     return training, validation, notes
 
 
-def check_classes(config: TrainConfig, classes: Sequence[str], tell: Callable[[str], None]) -> Groups | None:
+def check_classes(config: TrainConfig, training: Dataset, tell: Callable[[str], None]) -> Groups | None:
     """Refuse more or fewer than the model has; their groups, where there are any."""
+    classes = training.classes
     if config.labelled and len(classes) != config.model.num_classes:
+        lost = [note.line for note in training.notes if note.kind == CLASS_WITHOUT_PHOTOS]
+        remedy = f"bring photos back ({lost[0]}), or " if lost else ""
         raise PatchlightError(
-            f"{config.data.train}: has {len(classes)} classes, the model {config.model.num_classes}; "
+            f"{config.data.train}: has {len(classes)} classes, the model {config.model.num_classes}; {remedy}"
             f"--set model.num_classes={len(classes)}"
         )
     if config.data.groups is None:

@@ -34,7 +34,10 @@ from patchlight.images.augment import AugmentConfig
 from patchlight.images.decode import Decoded, ImageError, decode
 from patchlight.images.draws import Draws, epoch_order
 from patchlight.images.preprocess import Preprocess
-from patchlight.signals import worker_context
+from patchlight.signals import held_back, worker_context
+
+CLASS_WITHOUT_PHOTOS = "class without photos"
+"""A kind of note."""
 
 
 class Note(NamedTuple):
@@ -494,7 +497,8 @@ def in_workers(
             pin_memory=pin,
         )
         try:
-            results = iter(loader)
+            with held_back():  # processes that are left while they start say so at length
+                results = iter(loader)
         except (EOFError, ConnectionError) as error:
             raise PatchlightError(
                 f"processes that read photos could not be started ({error!r}); use 0 workers"

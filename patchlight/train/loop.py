@@ -87,7 +87,8 @@ def train(
             newest = read_newest(folder.checkpoints)
         if not processes.is_first:
             checked, tell = (lambda done, total: None), (lambda line: None)
-        run = _set_up(config, folder, processes, asked, teacher, make_teacher, checked, tell)
+        begun = newest is not None
+        run = _set_up(config, folder, processes, asked, teacher, make_teacher, checked, tell, begun=begun)
         now = _begin_or_go_on(run, newest)
         del newest  # it is as large as the weights and their moments
         _learn(run, now, watch)
@@ -99,9 +100,10 @@ def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> 
     config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
     evaluate_every = run.steps_an_epoch * config.evaluate_every
     next_evaluation = _next_multiple(now.start, evaluate_every)
-    if now.start < steps:
-        compiling = "; the first compiles the model, which takes a while" if config.compile else ""
-        run.tell(f"{steps - now.start:,} steps of {config.batch_size} photos on {processes.hardware()}{compiling}")
+    if now.start == steps:
+        return
+    compiling = "; the first compiles the model, which takes a while" if config.compile else ""
+    run.tell(f"{steps - now.start:,} steps of {config.batch_size} photos on {processes.hardware()}{compiling}")
     _look_ahead(run, now)
     stream = learner.stream(run.training, processes, start=now.start, steps=steps - now.start)
     with contextlib.closing(stream):
@@ -136,9 +138,8 @@ def _learn(run: "_Run", now: "_Standing", watch: Callable[[Progress], None]) -> 
                 _evaluate(run, now, done)
             if done % config.checkpoint_every == 0 or done == steps:
                 _save(run, now, done)
-    with processes.together():
-        if run.asked.signal:  # in the last step, or while it was saved
-            raise _stopped_after(run, steps, run.asked.signal)
+    if asked := processes.agree(run.asked.signal):  # in the last step, or while it was saved
+        raise _stopped_after(run, steps, asked)
 
 
 def _look_ahead(run: "_Run", now: "_Standing") -> None:
@@ -189,9 +190,9 @@ def _stoppable(processes: Processes, asked: Asked, line: str) -> Iterator[None]:
     try:
         with processes.together(), asked.at_once(line):
             yield
-    except FailedElsewhereError:
-        if asked.signal:  # all were asked, and none of them failed
-            raise Stopped(line, asked.signal) from None
+    except FailedElsewhereError as elsewhere:
+        if elsewhere.signal:
+            raise Stopped(line, elsewhere.signal) from None
         raise
 
 
@@ -252,14 +253,17 @@ def _set_up(
     make_teacher: Callable[[str], Teacher] | None,
     checked: Callable[[int, int], None],
     tell: Callable[[str], None],
+    *,
+    begun: bool,
 ) -> _Run:
-    stoppable = partial(
-        _stoppable, processes, asked, f"{folder.path}: stopped before its first step; the same command begins again"
+    when = (
+        "before it went on; the same command does" if begun else "before its first step; the same command begins again"
     )
+    stoppable = partial(_stoppable, processes, asked, f"{folder.path}: stopped {when}")
     with stoppable():
         # What can be known before every photo is read: the classes, the model, and who teaches it.
         training, validation = open_sets(config)
-        groups = check_classes(config, training.classes, tell)
+        groups = check_classes(config, training, tell)
         if config.distill is not None and teacher is None and make_teacher is None:
             named = load(config.distill.teacher, device=str(processes.device))
             teacher = loaded_teacher(named, training.classes)

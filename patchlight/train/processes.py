@@ -15,6 +15,7 @@ from torch import nn
 
 from patchlight.errors import PatchlightError
 from patchlight.models.families import BLOCKS
+from patchlight.signals import Stopped
 from patchlight.train.config import TrainConfig
 from patchlight.train.learner import Learner
 
@@ -23,10 +24,11 @@ PATIENCE = datetime.timedelta(hours=6)
 
 
 class FailedElsewhereError(PatchlightError):
-    """Another process of the run has failed, and says why."""
+    """Another process of the run has failed, and says why; or it was stopped, by `.signal`, which is 0 else."""
 
-    def __init__(self) -> None:
+    def __init__(self, signal_number: int = 0) -> None:
         super().__init__("another process of the run has failed; it says why")
+        self.signal = signal_number
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,24 @@ class Processes:
     def together(self) -> Iterator[None]:
         """Around what the first process does alone, or each for itself: all go on when all are done.
 
-        Where it fails, all end: the first that failed raises its error, the others raise `FailedElsewhereError`.
+        Where it fails, all end: the first that failed raises its error, the others raise `FailedElsewhereError`. A stop
+        comes before any failure, which may be its doing.
         Inside, none may exchange anything with the others. A signal may raise inside, but nowhere else: whoever left
         without a word would leave the others waiting.
         """
-        failure: Exception | None = None
+        failure: Exception | Stopped | None = None
+        number = 0
         try:
             yield
         except Exception as error:
-            failure = error
-        failed = self.agree(0 if failure is None else self.world - self.rank)  # the first has the largest number
-        if failure is not None and failed == self.world - self.rank:
+            failure, number = error, self.world - self.rank  # the first has the largest
+        except Stopped as stopped:
+            failure, number = stopped, self.world + stopped.signal
+        failed = self.agree(number)
+        if failure is not None and failed == number:
             raise failure
         if failed:
-            raise FailedElsewhereError
+            raise FailedElsewhereError(max(0, failed - self.world))
 
     def mean(self, value: float) -> float:
         """Over the processes, so that all decide alike."""

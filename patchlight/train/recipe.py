@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from patchlight.errors import PatchlightError
-from patchlight.signals import Stopped
 from patchlight.train.config import TrainConfig
 from patchlight.train.objective import Teacher
 
@@ -53,7 +52,7 @@ def recipe_teacher(module: ModuleType, out: str | Path, config: TrainConfig, dev
     """The teacher of a recipe that has one of its own."""
     try:
         teacher = module.teacher(out, device, config)
-    except (PatchlightError, Stopped):
+    except PatchlightError:
         raise
     except Exception as error:
         raise PatchlightError(f"{module.__file__}: its teacher() failed ({_what(error, module.__file__)})") from None

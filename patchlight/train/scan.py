@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from patchlight.images.decode import ImageError
-from patchlight.train.data import Dataset, Note, in_workers, printable
+from patchlight.train.data import CLASS_WITHOUT_PHOTOS, Dataset, Note, in_workers, printable
 
 SHOWN = 20
 """Lines of one kind that are written out; the rest are counted."""
@@ -166,7 +166,7 @@ def _labels_with_photos(dataset: Dataset, contents: _Contents) -> set[int]:
 def _classes_without_photos(dataset: Dataset, contents: _Contents) -> list[Note]:
     labels = _labels_with_photos(dataset, contents)
     return [
-        Note("class without photos", f"class {name!r} has no photos that can be read")
+        Note(CLASS_WITHOUT_PHOTOS, f"class {name!r} has no photos that can be read")
         for label, name in enumerate(dataset.classes)
         if label not in labels
     ]

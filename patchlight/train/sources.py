@@ -19,7 +19,7 @@ import torch
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table
 from patchlight.images.decode import ImageError, decode
-from patchlight.train.data import Dataset, Names, Note, printable
+from patchlight.train.data import CLASS_WITHOUT_PHOTOS, Dataset, Names, Note, printable
 
 Part = Literal["train", "validation", "test"]
 
@@ -294,7 +294,7 @@ def _open_csv(path: Path) -> Dataset:
         text = (
             f"{path.name}: no photo of the class {label!r:.80} is there ({absent[label]:,} rows): left out altogether"
         )
-        notes.append(Note("class without photos", text))
+        notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
     classes = _in_order(given)
     place = {label: index for index, label in enumerate(classes)}
     boxes_N4 = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4) if has_boxes else None

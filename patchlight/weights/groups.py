@@ -42,7 +42,9 @@ class Named:
 
     def words(self) -> list[str]:
         """For people: "animal 97.1%, bird 95.0%;"."""
-        group = str(self.group) if self.group_confidence is None else f"{self.group} {self.group_confidence:.1%}"
+        group = self.group or UNKNOWN
+        if self.group_confidence is not None:
+            group += f" {self.group_confidence:.1%}"
         return [f"{group};"] if self.label is None else [f"{group},", f"{self.label} {self.label_confidence:.1%};"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,8 +72,8 @@ class Groups:
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """The labels as people say them, see `in_words`."""
-        return in_words(self.labels, self.paths)
+        """The labels as people say them, see `in_words`; as they are where there are no groups."""
+        return in_words(self.labels, self.paths) if self.nodes else self.labels
 
     @functools.cached_property
     def nodes(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert "\npatchlight: stopping after this step; a second time stops at once\n" in error
+    assert "\npatchlight: stopping as soon as all is saved; a second time stops at once\n" in error
     assert error.endswith("; the same command with --resume goes on\n")
     judged = run(folder, "evaluate", "stopped", "photos")
     assert (judged.returncode, judged.stderr.count("\n")) == (2, 1)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from patchlight.signals import STOPPING, Stopped, asked_to_stop, children_are_deaf
+from patchlight.signals import STOPPING, Stopped, asked_to_stop, children_are_deaf, held_back
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -35,15 +35,53 @@ def test_a_stop_at_once_cuts_the_work_and_says_no_more() -> None:
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_a_second_signal_ends_the_process(number: signal.Signals) -> None:
+def test_a_second_signal_ends_the_process_unless_it_is_the_first_once_more(number: signal.Signals) -> None:
     script = (
-        "import signal; from patchlight.signals import asked_to_stop\n"
+        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, asked_to_stop\n"
         "with asked_to_stop():\n"
-        f"    signal.raise_signal({int(number)}); print('still here', flush=True)\n"
+        f"    signal.raise_signal({int(number)}); print('waits', flush=True)\n"
+        f"    signal.raise_signal({int(number)}); print('passed on by torchrun', flush=True)\n"
+        "    time.sleep(SAME_ONCE_MORE + 0.1)\n"
         f"    signal.raise_signal({int(number)}); print('and here', flush=True)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (-number, "still here\n")
+    assert (done.returncode, done.stdout) == (-number, "waits\npassed on by torchrun\n")
+
+
+def test_nobody_who_listens_is_no_reason_to_fail() -> None:
+    """As where Ctrl-C has stopped `tee`, too."""
+
+    def heard() -> None:
+        raise BrokenPipeError
+
+    with asked_to_stop(heard) as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked.signal == signal.SIGINT
+
+
+def test_a_stop_is_no_error_of_what_it_comes_out_of() -> None:
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except Exception as error:
+            raise ValueError("a broken photo") from error
+
+    with asked_to_stop() as asked, pytest.raises(Stopped), asked.at_once("stopped"):
+        work()
+
+
+def test_what_is_held_back_is_heard_afterwards() -> None:
+    done = []
+
+    def work() -> None:
+        with held_back():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all of it")
+        done.append("and more")
+
+    with asked_to_stop() as asked, pytest.raises(Stopped), asked.at_once("stopped"):
+        work()
+    assert done == ["all of it"]
 
 
 def test_processes_that_are_started_deaf_hear_no_stop() -> None:

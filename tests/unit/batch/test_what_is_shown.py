@@ -13,6 +13,7 @@ from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.looks import Look, judged
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
+from patchlight.batch.summary import Summary
 from patchlight.commands.crop import _print_summary
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
@@ -85,7 +86,8 @@ def test_classes_without_groups_are_named(
         if expected["label"] != "bird":  # which is a part of a group, and no class
             assert (row["label"], row["label_confidence"]) == (expected["label"], expected["label_confidence"])
     assert any(row["label"] is not None for row in rows)
-    names = [row["label"] or "unknown" for row in rows if row["decision"] != "none"]
+    found = [row["label"] for row in rows if row["decision"] != "none"]
+    names = [name for name in found if name is not None]
     assert summary.labels == {name: names.count(name) for name in names}
     assert list(summary.labels.values()) == sorted(summary.labels.values(), reverse=True)
     assert summary.groups is None
@@ -93,8 +95,18 @@ def test_classes_without_groups_are_named(
     again = crop_photos([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
     assert (again.nothing_to_do, again.labels) == (True, summary.labels)
     _print_summary(summary, out)
-    shown = ", ".join(f"{count} {name}" for name, count in summary.labels.items())
-    assert f"shown: {shown}\n" in capsys.readouterr().out
+    shown = [f"{count} {name}" for name, count in summary.labels.items()]
+    shown += [f"{found.count(None)} without a name"] if None in found else []
+    assert f"shown: {', '.join(shown)}\n" in capsys.readouterr().out
+
+
+def test_of_many_names_the_commonest_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = {f"{number}\x1b[0m": 20 - number for number in range(12)}
+    decisions = {"subject": sum(labels.values()) + 3, "several": 0, "unsure": 0, "none": 7}
+    _print_summary(Summary(tmp_path, photos=500, computed=0, failed=0, decisions=decisions, labels=labels), tmp_path)
+    line = next(each for each in capsys.readouterr().out.splitlines() if each.startswith("shown: "))
+    assert line.startswith("shown: 20 '0\\x1b[0m', 19 '1\\x1b[0m', ")
+    assert line.endswith(", 19 of 2 more, 3 without a name")
 
 
 def test_confidence_that_was_fitted_to_another_model_is_marked(photos: Path, tmp_path: Path, model: Path) -> None:

@@ -129,6 +129,9 @@ def test_stopped_and_resumed_is_never_stopped(
     train(config.changed({"data.workers": 1}), tmp_path / "stopped", resume=True)
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    told: list[str] = []
+    train(config, tmp_path / "stopped", resume=True, tell=told.append)
+    assert not any(line.startswith("looking") for line in told), "there is no step left to look for"
 
 
 SCRIPT = """

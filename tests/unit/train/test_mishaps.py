@@ -18,6 +18,7 @@ from coloured_photos import write_coloured_photos
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
+from patchlight.images import decode
 from patchlight.models.vit import ViT
 from patchlight.signals import STOPPING, Stopped
 from patchlight.train import beginning, loop, run_folder
@@ -248,6 +249,53 @@ def test_a_stop_before_the_first_step_leaves_nothing(
             train(settings(photos), tmp_path / "run")
     train(settings(photos), tmp_path / "run")
     assert load(tmp_path / "run").labels == ("blue", "green", "red")
+
+
+def test_a_stop_before_a_run_goes_on_does_not_speak_of_its_beginning(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_at(4, patch)
+        with pytest.raises(Stopped):
+            train(settings(photos), tmp_path)
+    real = loop.check_photos
+
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "check_photos", interrupted)
+        with pytest.raises(Stopped, match="stopped before it went on; the same command does"):
+            train(settings(photos), tmp_path, resume=True)
+    told: list[str] = []
+    train(settings(photos), tmp_path, resume=True, tell=told.append)
+    assert "going on after step 4 of 6" in told
+
+
+def test_a_stop_while_a_photo_is_read_is_not_the_photo_s_fault(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*given: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it was asked to stop")
+
+    told: list[str] = []
+    monkeypatch.setattr(decode, "_decode_open", interrupted)
+    with pytest.raises(Stopped, match="stopped before its first step"):
+        train(settings(photos), tmp_path / "run", tell=told.append)
+    assert told == []
+
+
+def test_classes_that_have_lost_their_photos_are_named_where_they_are_missed(photos: Path, tmp_path: Path) -> None:
+    rows = [f"{each.relative_to(photos)},{each.parent.name}" for each in sorted(photos.glob("*/*.png"))]
+    table = photos / "lost.csv"
+    table.write_text("\n".join(["file,label", *rows]).replace("blue/", "elsewhere/"))
+    try:
+        with pytest.raises(PatchlightError, match=r"has 2 classes, the model 3; bring photos back \(.*'blue' is there"):
+            train(settings(table), tmp_path / "run")
+    finally:
+        table.unlink()
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -56,6 +56,14 @@ def test_classes_without_groups_name_a_photo_all_the_same(
     assert named.label_confidence == pytest.approx(expected.label_confidence)
 
 
+def test_without_groups_labels_stay_as_they_are(tmp_path: Path) -> None:
+    labels = ("deer/red_deer", "boar/1.wild", "unknown", "x", "y")
+    save(tiny_vit(), tmp_path / "model", labels=labels)
+    naming = pl.load(tmp_path / "model").naming
+    assert naming is not None
+    assert [each.label for each in naming.named(20 * torch.eye(5))] == list(labels)
+
+
 def test_numbers_alone_name_nothing(tmp_path: Path) -> None:
     save(tiny_vit(), tmp_path / "model")
     assert pl.load(tmp_path / "model").naming is None
