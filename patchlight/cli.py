@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -61,6 +62,10 @@ for command in (costs, inspect, models, classify, crop, serve, look, train, fine
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143."""
     exit_code = 2
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Commands with something to lose listen for themselves. In the others Ctrl-C ends the process: raised in the
+        # midst of an import, as most of a short command's time is, it comes out as an error of whatever was imported.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
     try:

@@ -229,6 +229,10 @@ def as_stamp(values: Any) -> Stamp | None:
     return None if values is None else (values[0], values[1])
 
 
+MODEL_SOURCE = "model.source"
+"""What a run's settings call the place that its model was loaded from, for people to know it by."""
+
+
 class ResultFolder:
     """DIR of the layout above."""
 
@@ -307,7 +311,13 @@ class ResultFolder:
                 f"{self.path}: was begun by another version of this program, whose rows are others; use --overwrite to "
                 "do it anew, or name another folder"
             )
-        changed = [name for name in {*begun, *asked} if begun.get(name) != asked.get(name)]
+        changed = _differing(begun, asked)
+        if "model" in changed and all(name.startswith("model") for name in changed):
+            before, now = begun.get(MODEL_SOURCE, "another model"), asked[MODEL_SOURCE]
+            which = f"{before}, not {now}" if before != now else f"{now} as it was then"
+            raise PatchlightError(
+                f"{self.path}: was begun with {which}; use --overwrite to do it anew, or name another folder"
+            )
         if changed:
             # A setting that somebody chose says more than what follows from it.
             name = min(changed, key=lambda each: (each.startswith("model"), each))
@@ -320,7 +330,8 @@ class ResultFolder:
         """Whether a run in this way was told to overwrite, has done so, and was stopped before it had finished: the
         same command is to go on with it."""
         under_way = self.anew.exists() and not self.finished.exists()
-        return under_way and read_json(self._settings) == _as_read(made_with)
+        begun = read_json(self._settings)
+        return under_way and begun is not None and not _differing(begun, _as_read(made_with))
 
     def begin(self, made_with: Mapping[str, Any], *, overwrite: bool) -> Journal:
         """From here on the folder is this run's. What a killed process left half-written goes away."""
@@ -416,6 +427,11 @@ def size_of(path: Path) -> int | None:
     except OSError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _differing(begun: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """The names of the settings that are others; a model that lies elsewhere is the same."""
+    return [name for name in {*begun, *asked} - {MODEL_SOURCE} if begun.get(name) != asked.get(name)]
 
 
 def _as_read(values: Mapping[str, Any]) -> Any:

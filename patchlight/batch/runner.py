@@ -18,7 +18,7 @@ from patchlight.batch.inputs import find_photos, with_places
 from patchlight.batch.line import PhotoLine, Progress, Steps
 from patchlight.batch.looks import LookBook
 from patchlight.batch.pool import Pool
-from patchlight.batch.results import ResultFolder
+from patchlight.batch.results import MODEL_SOURCE, ResultFolder
 from patchlight.batch.rows import VERSION
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
@@ -143,6 +143,7 @@ def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> 
         "version": VERSION,
         "lossless_by": None if jpegtran is None else "jpegtran",
         "model": loaded.provenance.sha256,
+        MODEL_SOURCE: loaded.provenance.source,
         "model.settings": loaded.config.to_dict(),
         "model.preprocess": loaded.preprocess.config.to_dict(),
         "model.subject": None if loaded.subject is None else loaded.subject.to_dict(),

@@ -64,6 +64,10 @@ def finetune(
 
     run, training = RunFolder(out), open_dataset(photos)
     require_photos(training, photos)
+    if len(training.classes) == 1:
+        raise PatchlightError(
+            f"{photos}: all photos are of one class, {training.classes[0]!r}; add a folder of another, to tell it from"
+        )
     if resume and run.settings.exists():
         config = resumed_recipe(run.config(), model, photos, validation=validation, changes=changes)
     else:
@@ -138,8 +142,15 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
         except FailedElsewhereError:
             raise typer.Exit(2) from None
     if first:
-        judged = f"accuracy {result.accuracy:.2%} on {result.photos:,} photos" if result.accuracy is not None else ""
-        typer.echo(f"{out}: {judged or _learnt_without_labels(out)}; patchlight.load({str(out)!r})")
+        if result.accuracy is None:
+            judged = _learnt_without_labels(out)
+        elif config.labelled:
+            judged = f"accuracy {result.accuracy:.2%} on {result.photos:,} photos"
+        else:
+            judged = (
+                f"by its features, {result.accuracy:.2%} of {result.photos:,} photos have neighbours of their folder"
+            )
+        typer.echo(f"{out}: {judged}; patchlight.load({str(out)!r})")
 
 
 def _learnt_without_labels(out: Path) -> str:

@@ -4,6 +4,7 @@ Everything that is wrong is said here, before the first step.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torch import nn
 
@@ -31,7 +32,12 @@ HEADS = ("head.", "distill_head.")
 
 def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     """The training and the validation photos, none of them read yet."""
-    training = open_dataset(config.data.train, labelled=config.labelled)
+    try:
+        training = open_dataset(config.data.train, labelled=config.labelled)
+    except PatchlightError as error:
+        if Path(config.data.train).expanduser().exists():
+            raise
+        raise PatchlightError(f"{error}; --set data.train=PHOTOS names others") from None
     require_photos(training, config.data.train)
     validation = None
     if config.data.validation is not None:
@@ -78,7 +84,8 @@ def check_photos(
             f"{config.data.train}: leaves no photos to judge by; add photos (two or more a class), raise "
             "data.validation_share, or name others with data.validation"
         )
-    classes = f", {len(training.classes)} classes" if len(training.classes) > 1 else ""
+    what = "classes" if config.labelled else "folders, by whose names its features are judged"
+    classes = f", {len(training.classes)} {what}" if len(training.classes) > 1 else ""
     count = "1 photo" if len(training) == 1 else f"{len(training):,} photos"
     judging = f", {len(validation):,} to judge by" if len(validation) else ""
     tell(f"{count} to learn from{judging}{classes}")

@@ -20,7 +20,7 @@ _RESULTS = {
     "top5_accuracy": "top-5 accuracy",
     "loss": "cross-entropy (nats)",
     "calibration_error": "expected calibration error",
-    "temperature": "best temperature (fitted on the same photos)",
+    "temperature": "temperature of the least loss (fitted on the same photos)",
     "calibration_error_with_temperature": "calibration error with it",
     "subject_found": "subjects found (overlap of the boxes at least one half)",
     "overlap": "overlap of the boxes found and true, in the mean",

@@ -77,7 +77,7 @@ def choose_recipe(
         ),
         optim=OptimConfig(
             lr={"probe": 3e-3, "partial": 3e-4, "full": 5e-4}[kind],
-            weight_decay=0.0 if kind == "probe" else 0.05,
+            weight_decay=1.0 if kind == "probe" else 0.05,
             layer_decay=1.0 if kind == "probe" else 0.75,
             warmup=0.1,
         ),

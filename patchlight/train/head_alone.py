@@ -4,6 +4,11 @@ What the model makes of a photo does not change while its head learns. So each o
 (`augment.variations`) is read and looked at once, before the first step; the steps, then a small product each,
 take the features from memory.
 
+The head learns from features that are moved and scaled to lie around 0, at a distance of 1 in each number on average.
+What all photos have in common would else be most of every gradient, and a head of few photos names by it: of 16 photos
+a class, in three classes of birds, deer and pets, 83 % of others are named right in place of 78 % (the default model's
+features, mean of 8 draws). In the model that is published this is part of the head's own weights.
+
 Shapes: N photos, V variations of each, D numbers in a feature.
 """
 
@@ -11,11 +16,11 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchlight.models.families import Model
 from patchlight.signals import Asked
@@ -54,7 +59,16 @@ class HeadAlone(Classification):
         )
 
     features_NVD: Tensor
-    """float32: of each photo as it is varied in the first V epochs."""
+    """float32: of each photo as it is varied in the first V epochs, moved and scaled."""
+    middle_D: Tensor
+    """Where features lie as the model gives them, and"""
+    spread: Tensor
+    """how far from there, in each number: 0 until they were looked at. A checkpoint keeps both."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.register_buffer("middle_D", torch.zeros(self.config.model.feature_width))
+        self.register_buffer("spread", torch.zeros(()))
 
     def stream(
         self, training: Dataset, processes: "Processes", *, start: int, steps: int
@@ -91,6 +105,7 @@ class HeadAlone(Classification):
         self.features_NVD = torch.zeros(
             (len(training), variations, self.config.model.feature_width), device=processes.device
         )
+        looked_at_NV = torch.zeros(self.features_NVD.shape[:2], dtype=torch.bool, device=processes.device)
         each = min(variations, math.ceil(count / len(training)))
         tell(f"looking once at {len(training):,} photos" + (f" in {each} variations each" if each > 1 else ""))
         said, seen = time.monotonic(), 0
@@ -103,11 +118,32 @@ class HeadAlone(Classification):
                 # The last batch may run over into the first variations again.
                 new = min(batch_size, count - seen)
                 features_BD = self.vit.features(images_BCHW).float()
-                self.features_NVD[batch.samples_B[:new], batch.epochs_B[:new]] = features_BD[:new]
+                here = batch.samples_B[:new], batch.epochs_B[:new]
+                self.features_NVD[here], looked_at_NV[here] = features_BD[:new], True
                 seen += new
                 if time.monotonic() - said > SECONDS_BETWEEN_LINES:
                     said = time.monotonic()
                     tell(f"looked at {seen:,} of {count:,}")
+        self._centre(self.features_NVD[looked_at_NV])
+
+    def _centre(self, features_MD: Tensor) -> None:
+        """Move and scale all features by where these lie, and at the very first time the head, so that its answers stay
+        the same."""
+        if not self.spread:  # a resumed run goes on with those that it began with
+            self.middle_D.copy_(features_MD.mean(0))
+            spread = (features_MD - self.middle_D).square().mean().sqrt()
+            self.spread.copy_(torch.where(spread > 0, spread, 1.0))
+            layer = _first_layer(self.vit)
+            layer.bias.add_(layer.weight @ self.middle_D)
+            layer.weight.mul_(self.spread)
+        self.features_NVD.sub_(self.middle_D).div_(self.spread)
+
+    @torch.no_grad()
+    def finish(self, shown: Model) -> None:
+        if self.spread:
+            layer = _first_layer(shown)
+            layer.weight.div_(self.spread)
+            layer.bias.sub_(layer.weight @ self.middle_D)
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:
         return batch.images_BCHW, batch.labels_B
@@ -134,3 +170,9 @@ class HeadAlone(Classification):
 
     judged_by: tuple[Tensor, Tensor] | None = None
     """The features and labels of the photos to judge by, once they were looked at."""
+
+
+def _first_layer(model: Model) -> nn.Linear:
+    """Of the head: the one that reads the features."""
+    assert model.head is not None
+    return next(layer for layer in model.head.modules() if isinstance(layer, nn.Linear))

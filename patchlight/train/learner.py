@@ -119,6 +119,9 @@ class Learner(nn.Module):
         """The model that is judged and published, where no average of the weights is kept."""
         return self.vit
 
+    def finish(self, shown: Model) -> None:
+        """Whatever else makes it the model that is judged and published, in place."""
+
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Result:
         """How good the shown model is on photos that it did not learn from."""
         raise NotImplementedError

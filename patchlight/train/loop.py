@@ -180,8 +180,13 @@ _FAILED = 1
 
 
 def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
+    if step == run.steps:
+        return Stopped(_AFTER_THE_LAST.format(run.folder.path), signal_number)
     line = f"{run.folder.path}: stopped after step {step}; the same command with --resume goes on"
     return Stopped(line, signal_number)
+
+
+_AFTER_THE_LAST = "{}: stopped after the last step; the same command with --resume judges and publishes the model"
 
 
 @contextlib.contextmanager
@@ -390,6 +395,7 @@ def _shown(run: _Run) -> Model:
     shown.load_state_dict(
         run.processes.gather_state(run.learner.shown(), None)[0] if average is None else average.state_dict()
     )
+    run.learner.finish(shown)
     return shown
 
 
@@ -430,8 +436,7 @@ def _finish(run: _Run, now: _Standing) -> Result:
     """Judge the model and publish it."""
     folder, steps = run.folder, run.steps
     shown = _shown(run)  # by all processes together, where each holds a part
-    line = f"{folder.path}: stopped after the last step; the same command with --resume judges and publishes the model"
-    with _stoppable(run.processes, run.asked, line):
+    with _stoppable(run.processes, run.asked, _AFTER_THE_LAST.format(folder.path)):
         result = _judge(run, shown, steps)
         seconds, course = now.elapsed(), result.course()
         if run.processes.is_first:

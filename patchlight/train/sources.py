@@ -70,7 +70,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
             "a .csv with the columns file and label, .tar shards, or CIFAR-10"
         )
     if not path.is_dir():
-        remedy = "give the path of your photos (of a recipe with --set data.train=PHOTOS)"
+        remedy = "give the path of your photos"
         if "cifar" in path.name.lower():
             remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
         raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")

@@ -330,6 +330,12 @@ def test_photos_are_chosen_by_what_they_show(page: Any, tmp_path: Path) -> None:
     assert "bird/crow, 70 %" in page.locator("#values").text_content()
 
 
+def test_photos_of_one_name_are_told_apart_by_their_folders(page: Any, tmp_path: Path) -> None:
+    paths = ["cam1/a/IMG_1.jpg", "cam2/a/IMG_1.jpg", "cam1/IMG_2.jpg", "cam2/IMG_2.jpg", "cam1/IMG_3.jpg"]
+    page.goto(report(tmp_path, [ok_row(path, "subject", 0.5 + 0.1 * n) for n, path in enumerate(paths)]))
+    assert page.locator(".card .name").all_text_contents() == [*paths[:4], "IMG_3.jpg"]
+
+
 def test_photos_of_classes_without_groups_are_chosen_by_class(page: Any, tmp_path: Path) -> None:
     rows = []
     for number, label in enumerate(["lynx", "boar", "lynx", None]):

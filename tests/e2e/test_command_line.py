@@ -1,6 +1,8 @@
 """The command as a user runs it: in a folder of their own, rightly and wrongly."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,21 @@ DEMO = Path(__file__).parents[2] / "demo"
 def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "patchlight", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_ctrl_c_in_the_midst_of_an_import_ends_the_process_and_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass  # as some libraries do\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "patchlight", "crop", ".", "--out", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

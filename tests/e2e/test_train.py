@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,13 +214,25 @@ def test_classes_are_printed_whatever_the_terminal_takes(folder: Path) -> None:
     assert "gr\\xf6\\xdfer" in done.stdout
 
 
+def test_one_class_is_refused_before_anything_is_chosen(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "photos" / "dark", tmp_path / "one" / "dark")
+    done = run(tmp_path, "finetune", "one", "--out", "run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "patchlight: one: all photos are of one class, 'dark'; add a folder of another, to tell it from\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["train", "no.py", "--out", "run"], "no.py: there is no such recipe"),
         (["train", "recipe.py", "--set", "optim.rate=1", "--out", "run"], "unknown setting 'rate' for OptimConfig"),
         (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' of a run; did you mean"),
-        (["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"], "with --set data.train=PHOTOS)"),
+        (
+            ["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"],
+            "; --set data.train=PHOTOS names others",
+        ),
         (["train", "recipe.py", "--set", "data.train=", "--out", "run"], "data.train is empty; give a path"),
         (["train", "recipe.py", "--device", "meta", "--out", "run"], "device='meta' cannot be used here"),
         (["train", "recipe.py", "--set", "data.train=a/cifar10", "--out", "run"], "recipes/fetch_cifar10.py a/cifar10"),

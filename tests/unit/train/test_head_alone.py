@@ -61,6 +61,7 @@ def test_it_learns_as_beside_a_model_that_looks_every_time(
     kind: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(photos, tmp_path, kind, label_smoothing=0.1)
+    monkeypatch.setattr(HeadAlone, "_centre", lambda self, features_MD: None)
     kept = train(config, tmp_path / "kept")
     monkeypatch.setattr(HeadAlone, "suits", lambda *given: False)
     plain = train(config, tmp_path / "plain")
@@ -69,6 +70,34 @@ def test_it_learns_as_beside_a_model_that_looks_every_time(
     assert kept.accuracy == plain.accuracy
     for ours, theirs in zip(*(load(tmp_path / name).model.parameters() for name in ("kept", "plain")), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("hidden", [0, 7])
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_where_features_are_moved_to_changes_no_answer(
+    hidden: int, ema: float | None, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hardly = {"optim.lr": 1e-9, "optim.weight_decay": 0.0, "model.head_hidden": hidden, "ema": ema}
+    config = settings(photos, tmp_path, **hardly)
+    kept = train(config, tmp_path / "kept")
+    monkeypatch.setattr(HeadAlone, "suits", lambda *given: False)
+    plain = train(config, tmp_path / "plain")
+    np.testing.assert_allclose(losses(tmp_path / "kept"), losses(tmp_path / "plain"), rtol=1e-4)
+    assert kept.accuracy == plain.accuracy
+    for ours, theirs in zip(*(load(tmp_path / name).model.parameters() for name in ("kept", "plain")), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_what_all_features_have_in_common_does_not_slow_the_head_down(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(photos, tmp_path, **{"optim.lr": 0.01})
+    last = {}
+    for name in ("moved", "as they are"):
+        train(config, tmp_path / name)
+        last[name] = np.mean(losses(tmp_path / name)[-9:])
+        monkeypatch.setattr(HeadAlone, "_centre", lambda self, features_MD: None)
+    assert last["moved"] < 0.8 * last["as they are"]
 
 
 def test_every_variation_is_read_once(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

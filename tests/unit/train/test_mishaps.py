@@ -322,9 +322,8 @@ def test_what_compiles_does_not_hear_ctrl_c(
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        ("write_checkpoint", "stopped after step 6; the same command with --resume goes on"),
-        ("_judge", "stopped after the last step; the same command with --resume judges and publishes the model"),
-        ("publish", "stopped after the last step; the same command with --resume judges and publishes the model"),
+        (where, "stopped after the last step; the same command with --resume judges and publishes the model")
+        for where in ("write_checkpoint", "_judge", "publish")
     ],
 )
 def test_a_stop_after_the_last_step_says_how_to_go_on(
