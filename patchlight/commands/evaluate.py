@@ -147,7 +147,9 @@ def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
     )
     if result.top5_accuracy is not None:
         typer.echo(f"top-5 accuracy     {result.top5_accuracy:.2%}")
-    fitted = f"{result.calibrated.error:.2%} with temperature {result.temperature:.3g}, of the least loss on these photos"
+    fitted = (
+        f"{result.calibrated.error:.2%} with temperature {result.temperature:.3g}, of the least loss on these photos"
+    )
     if result.accuracy == 1:
         fitted = "all answers are right, so that there is nothing to fit a temperature by"
     typer.echo(f"calibration error  {result.calibration.error:.2%}; {fitted}")

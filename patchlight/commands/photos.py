@@ -51,7 +51,7 @@ def look(
     layers: Annotated[str, typer.Option(help="Blocks to sweep over: all, -1, or 0,3,11.")] = "all",
     patch: Annotated[str | None, typer.Option(metavar="ROW,COL", help="The patch to follow, counted from 0.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to; look-PHOTO in this folder if left out.")
+        Path | None, typer.Option(metavar="DIR", help="Where to; look-PHOTO or look-PHOTO-MODEL if left out.")
     ] = None,
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
     settings: Settings = None,
@@ -71,7 +71,8 @@ def look(
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
         loaded = load(model, **changes)
-        folder = Path(f"look-{Path(photo).stem}") if out is None else out
+        by = "" if model == "default" else f"-{Path(model).name}"  # or it would replace another model's page
+        folder = Path(f"look-{Path(photo).stem}{by}") if out is None else out
         look_at(
             loaded,
             photo,

@@ -28,14 +28,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_look_writes_the_page_and_says_where(folder: Path) -> None:
     answer = patchlight("look", "grey.png", "--model", "model", cwd=folder)
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "look-grey/index.html\n", "")
-    names = {path.name for path in (folder / "look-grey").iterdir()}
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "look-grey-model/index.html\n", "")
+    names = {path.name for path in (folder / "look-grey-model").iterdir()}
     assert names == {"index.html", *(f"{name}.png" for name in TEXTS)}
     for name in TEXTS:
-        with Image.open(folder / "look-grey" / f"{name}.png") as picture:
+        with Image.open(folder / "look-grey-model" / f"{name}.png") as picture:
             picture.load()
             assert 300 < picture.width < 1400
-    assert (folder / "look-grey" / "index.html").read_text().count("data:image/") == len(TEXTS)
+    assert (folder / "look-grey-model" / "index.html").read_text().count("data:image/") == len(TEXTS)
 
 
 def test_look_follows_its_options(folder: Path) -> None:

@@ -368,7 +368,9 @@ def test_unreadable_photos_are_left_out_named_and_counted(
     assert re.search(r"^accuracy +[\d.]+% of 30 photos \(95% interval ", printed.out, re.MULTILINE)
     assert re.search(r"^top-5 accuracy +[\d.]+%$", printed.out, re.MULTILINE)
     assert re.search(
-        r"^calibration error +[\d.]+%; [\d.]+% with temperature .* of the least loss on these", printed.out, re.MULTILINE
+        r"^calibration error +[\d.]+%; [\d.]+% with temperature .* of the least loss on these",
+        printed.out,
+        re.MULTILINE,
     )
     values = json.loads((folder / "made/here/evaluation.json").read_text())
     assert values["left_out"] == ["dog/empty.jpg"]
