@@ -815,8 +815,13 @@ def test_a_folder_of_another_version_is_refused_as_that(photos: Path, tmp_path: 
 def test_another_model_is_refused(photos: Path, tmp_path: Path, model: Path) -> None:
     crop(photos, tmp_path / "out", model)
     other = save_model(tmp_path / "other", seed=1)
-    with pytest.raises(PatchlightError, match="model="):
+    with pytest.raises(PatchlightError, match=f"out: was begun with {model}, not {other}; use --overwrite"):
         crop(photos, tmp_path / "out", other)
+    shutil.copytree(model, tmp_path / "trained further")
+    crop(photos, tmp_path / "out2", tmp_path / "trained further")
+    shutil.copytree(other, tmp_path / "trained further", dirs_exist_ok=True)
+    with pytest.raises(PatchlightError, match=r"was begun with .*trained further as it was then; use --overwrite"):
+        crop(photos, tmp_path / "out2", tmp_path / "trained further")
     shutil.copytree(model, tmp_path / "same")
     assert crop(photos, tmp_path / "out", tmp_path / "same").computed == 0
     config = json.loads((tmp_path / "same" / "config.json").read_text())

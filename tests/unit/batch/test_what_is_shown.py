@@ -1,7 +1,6 @@
 """What photos show goes from the model to the rows, whichever way they are looked at."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +129,6 @@ def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> 
     save(loaded, tmp_path / "other", groups=Groups(loaded.labels, ("thing",) * 5))
     with pytest.raises(PatchlightError, match=r"begun with model\.groups="):
         crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
-
-
-def test_another_model_is_refused_by_its_name(photos: Path, tmp_path: Path, model: Path) -> None:
-    crop_photos([photos], tmp_path / "out", model=model, workers=0, device="cpu")
-    other = save_model(tmp_path / "other", seed=1, groups=GROUPS)
-    with pytest.raises(PatchlightError, match=rf"out: was begun with {model}, not {other}; use --overwrite"):
-        crop_photos([photos], tmp_path / "out", model=other, workers=0, device="cpu")
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(model, elsewhere)
-    assert crop_photos([photos], tmp_path / "out", model=elsewhere, workers=0, device="cpu").nothing_to_do
-    shutil.rmtree(elsewhere)
-    other.rename(elsewhere)
-    with pytest.raises(PatchlightError, match=r"was begun with .*grouped, not .*elsewhere; use"):
-        crop_photos([photos], tmp_path / "out", model=elsewhere, workers=0, device="cpu")
 
 
 def a_look(group: str, size: int = 96) -> Look:
