@@ -75,6 +75,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--model", default="default")
     arguments = parser.parse_args()
+    if min(arguments.each) < 2:
+        parser.error("--each: give 2 photos a class or more, of which one is held out to judge by")
     with tempfile.TemporaryDirectory() as folder:
         source = arguments.photos
         if arguments.localize is not None:
@@ -90,6 +92,9 @@ def main() -> None:
         root = source.parent if source.is_file() else source
         print(f"{len(photos)} photos in {len(photos.classes)} classes, {arguments.draws} draws")
         for each in arguments.each:
+            if each >= labels_N.bincount().max():
+                print(f"{each:4} a class: leaves no photos to ask about")
+                continue
             ours, theirs = [], []
             for draw in range(arguments.draws):
                 chance = random.Random(f"{each} {draw}")

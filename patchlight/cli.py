@@ -62,10 +62,14 @@ for command in (costs, inspect, models, classify, crop, serve, look, train, fine
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143."""
     exit_code = 2
+    interrupted = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupted.append(number)
+        signal.default_int_handler(number, frame)
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Commands with something to lose listen for themselves. In the others Ctrl-C ends the process: raised in the
-        # midst of an import, as most of a short command's time is, it comes out as an error of whatever was imported.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
     try:
@@ -77,6 +81,8 @@ def main() -> None:
     except Exception as error:
         # typer's usage errors, wherever its versions keep their class, know their own one-line message.
         if not hasattr(error, "format_message"):
+            if interrupted:  # in the midst of an import Ctrl-C comes out as an error of whatever was imported
+                sys.exit(128 + signal.SIGINT)
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
         message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."

@@ -89,8 +89,15 @@ def held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in STOPPING}
+    heard: dict[int, float] = {}
+
+    def hear(number: int, frame: Any) -> None:
+        if heard and time.monotonic() - min(heard.values()) > SAME_ONCE_MORE:
+            signal.signal(number, signal.SIG_DFL)  # a second one acts at once, here, too
+            os.kill(os.getpid(), number)
+        heard.setdefault(number, time.monotonic())
+
+    before = {number: signal.signal(number, hear) for number in STOPPING}
     try:
         yield
     finally:

@@ -71,8 +71,7 @@ def look(
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
         loaded = load(model, **changes)
-        by = "" if model == "default" else f"-{Path(model).name}"  # or it would replace another model's page
-        folder = Path(f"look-{Path(photo).stem}{by}") if out is None else out
+        folder = Path(f"look-{Path(photo).stem}{_by(model)}") if out is None else out
         look_at(
             loaded,
             photo,
@@ -82,6 +81,17 @@ def look(
             tell=lambda progress: status.update(Text(progress)),
         )
     typer.echo(folder / "index.html")
+
+
+def _by(model: str) -> str:
+    """What tells the page of one model from that of another."""
+    if model == "default":
+        return ""
+    place = Path(model)
+    if not place.exists():
+        return f"-{place.name}"
+    place = place.resolve()
+    return f"-{place.parent.name}-{place.stem}" if place.is_file() else f"-{place.name}"
 
 
 def serve(

@@ -56,6 +56,7 @@ def finetune(
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = parse_values(settings or [])
 
+    from patchlight.train.data import CLASS_WITHOUT_PHOTOS
     from patchlight.train.finetune import choose_recipe, in_words, resumed_recipe
     from patchlight.train.processes import rank_and_world
     from patchlight.train.run_folder import RunFolder
@@ -65,8 +66,9 @@ def finetune(
     run, training = RunFolder(out), open_dataset(photos)
     require_photos(training, photos)
     if len(training.classes) == 1:
+        lost = next((f" ({note.line})" for note in training.notes if note.kind == CLASS_WITHOUT_PHOTOS), "")
         raise PatchlightError(
-            f"{photos}: all photos are of one class, {training.classes[0]!r}; add a folder of another, to tell it from"
+            f"{photos}: all photos are of one class, {training.classes[0]!r}{lost}; add some of another to tell it from"
         )
     if resume and run.settings.exists():
         config = resumed_recipe(run.config(), model, photos, validation=validation, changes=changes)

@@ -150,6 +150,8 @@ def _look_ahead(run: "_Run", now: "_Standing") -> None:
         except PatchlightError:
             if not run.asked.signal:  # else whoever reads the photos was told to stop, too
                 raise
+    if run.update.average is not None and not now.start:
+        run.update.average.load_state_dict(run.learner.vit.state_dict())  # which may have been made ready to learn
     now.last_line = now.start, time.perf_counter()
 
 

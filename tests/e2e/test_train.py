@@ -214,12 +214,19 @@ def test_classes_are_printed_whatever_the_terminal_takes(folder: Path) -> None:
     assert "gr\\xf6\\xdfer" in done.stdout
 
 
+def test_a_table_of_which_one_class_is_left_says_so(folder: Path) -> None:
+    (folder / "lost.csv").write_text("file,label\nphotos/dark/0.png,dark\ngone.png,light\n")
+    done = run(folder, "finetune", "lost.csv", "--out", "run")
+    assert done.returncode == 2
+    assert "one class, 'dark' (lost.csv: no photo of the class 'light' is there (1 rows)" in done.stderr
+
+
 def test_one_class_is_refused_before_anything_is_chosen(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "photos" / "dark", tmp_path / "one" / "dark")
     done = run(tmp_path, "finetune", "one", "--out", "run")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "patchlight: one: all photos are of one class, 'dark'; add a folder of another, to tell it from\n"
+        "patchlight: one: all photos are of one class, 'dark'; add some of another to tell it from\n"
     )
 
 

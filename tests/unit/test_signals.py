@@ -84,6 +84,18 @@ def test_what_is_held_back_is_heard_afterwards() -> None:
     assert done == ["all of it"]
 
 
+def test_a_second_signal_ends_what_is_held_back() -> None:
+    script = (
+        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, asked_to_stop, held_back\n"
+        "with asked_to_stop(), held_back():\n"
+        "    signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)\n"
+        "    time.sleep(SAME_ONCE_MORE + 0.1); print('still here', flush=True)\n"
+        "    signal.raise_signal(signal.SIGINT); print('and here', flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "still here\n")
+
+
 def test_processes_that_are_started_deaf_hear_no_stop() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     script = (

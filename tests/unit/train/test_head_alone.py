@@ -73,11 +73,18 @@ def test_it_learns_as_beside_a_model_that_looks_every_time(
 
 
 @pytest.mark.parametrize("hidden", [0, 7])
-@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize(("ema", "epochs"), [(None, 9.0), (0.9, 9.0), (0.9, 8 / 30)])
 def test_where_features_are_moved_to_changes_no_answer(
-    hidden: int, ema: float | None, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hidden: int, ema: float | None, epochs: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hardly = {"optim.lr": 1e-9, "optim.weight_decay": 0.0, "model.head_hidden": hidden, "ema": ema}
+    hardly = {
+        "optim.lr": 1e-9,
+        "optim.weight_decay": 0.0,
+        "model.head_hidden": hidden,
+        "ema": ema,
+        "epochs": epochs,
+        "batch_size": 8,
+    }
     config = settings(photos, tmp_path, **hardly)
     kept = train(config, tmp_path / "kept")
     monkeypatch.setattr(HeadAlone, "suits", lambda *given: False)
