@@ -16,7 +16,7 @@ from patchlight.commands.models import costs, inspect, models
 from patchlight.commands.photos import classify, look, serve
 from patchlight.commands.train import finetune, publish, train
 from patchlight.errors import PatchlightError
-from patchlight.signals import Stopped
+from patchlight.signals import Stopped, interrupt_once
 
 
 class _Plain:
@@ -62,14 +62,7 @@ for command in (costs, inspect, models, classify, crop, serve, look, train, fine
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143."""
     exit_code = 2
-    interrupted = []
-
-    def interrupt(number: int, frame: Any) -> None:
-        interrupted.append(number)
-        signal.default_int_handler(number, frame)
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+    interrupt_once()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
     try:
@@ -78,11 +71,11 @@ def main() -> None:
         message = str(error)
     except Stopped as stopped:
         message, exit_code = str(stopped), 128 + stopped.signal
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         # typer's usage errors, wherever its versions keep their class, know their own one-line message.
         if not hasattr(error, "format_message"):
-            if interrupted:  # in the midst of an import Ctrl-C comes out as an error of whatever was imported
-                sys.exit(128 + signal.SIGINT)
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
         message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."

@@ -1,6 +1,7 @@
 """What SIGINT and SIGTERM do in long work: they ask for a stop, and leave other processes to the one that was asked."""
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -62,9 +63,7 @@ def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
     def hear(number: int, frame: Any) -> None:
         nonlocal first
         if asked.signal:
-            if time.monotonic() - first > SAME_ONCE_MORE:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+            _act_at_once(number, first)
             return
         asked.signal, first = number, time.monotonic()
         if asked._line is not None:
@@ -92,9 +91,8 @@ def held_back() -> Iterator[None]:
     heard: dict[int, float] = {}
 
     def hear(number: int, frame: Any) -> None:
-        if heard and time.monotonic() - min(heard.values()) > SAME_ONCE_MORE:
-            signal.signal(number, signal.SIG_DFL)  # a second one acts at once, here, too
-            os.kill(os.getpid(), number)
+        if heard:
+            _act_at_once(number, min(heard.values()))
         heard.setdefault(number, time.monotonic())
 
     before = {number: signal.signal(number, hear) for number in STOPPING}
@@ -118,6 +116,39 @@ def children_are_deaf() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def interrupt_once() -> None:
+    """From here on Ctrl-C raises KeyboardInterrupt once, and in what comes of that no more.
+
+    In the midst of an import it ends the process: what is imported makes an error of its own of it, or aborts.
+    """
+    first: float | None = None
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal first
+        if first is not None or _imports(frame):
+            _act_at_once(number, -math.inf if first is None else first)
+            return
+        first = time.monotonic()
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _imports(frame: Any) -> bool:
+    """Whether this is part of an import."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _act_at_once(number: int, first: float) -> None:
+    """What a signal does by itself, unless it is the same as that of a moment ago."""
+    if time.monotonic() - first > SAME_ONCE_MORE:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def worker_context(preload: str) -> BaseContext:

@@ -96,6 +96,18 @@ def test_a_second_signal_ends_what_is_held_back() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "still here\n")
 
 
+def test_ctrl_c_raises_once() -> None:
+    script = (
+        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, interrupt_once\n"
+        "interrupt_once()\n"
+        "try:\n    signal.raise_signal(signal.SIGINT); print('not raised')\n"
+        "except KeyboardInterrupt:\n    signal.raise_signal(signal.SIGINT); print('cleaned up', flush=True)\n"
+        "time.sleep(SAME_ONCE_MORE + 0.1); signal.raise_signal(signal.SIGINT); print('not ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "cleaned up\n", "")
+
+
 def test_processes_that_are_started_deaf_hear_no_stop() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     script = (
