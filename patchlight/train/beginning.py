@@ -3,8 +3,8 @@
 Everything that is wrong is said here, before the first step.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from torch import nn
 
@@ -35,7 +35,7 @@ def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     try:
         training = open_dataset(config.data.train, labelled=config.labelled)
     except PatchlightError as error:
-        if Path(config.data.train).expanduser().exists():
+        if os.path.exists(os.path.expanduser(config.data.train)):
             raise
         raise PatchlightError(f"{error}; --set data.train=PHOTOS names others") from None
     require_photos(training, config.data.train)

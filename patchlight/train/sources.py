@@ -58,8 +58,8 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
     """
     if part not in _PART_NAMES:
         raise PatchlightError(f"part={part!r} should be one of {', '.join(_PART_NAMES)}")
-    path = Path(path).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(path))
+    if os.path.isfile(path):  # and not the path's own way, which raises where a name is too long
         if path.suffix.lower() in (".csv", ".tsv"):
             return _open_csv(path)
         if path.suffix.lower() == ".tar":
@@ -69,7 +69,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
             f"{path}: {'unpack it first' if packed else 'not a set of photos'}; a set is a folder of class folders, "
             "a .csv with the columns file and label, .tar shards, or CIFAR-10"
         )
-    if not path.is_dir():
+    if not os.path.isdir(path):
         remedy = "give the path of your photos"
         if "cifar" in path.name.lower():
             remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"

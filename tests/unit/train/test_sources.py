@@ -311,3 +311,9 @@ def test_fetching_fails_in_one_line_and_leaves_nothing(
         assert message.count("\n") == 1
         assert "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in message or "something else" in message
     assert not any((tmp_path / "sets").iterdir())
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/photos", "x" * 300, "a\0b"])
+def test_paths_that_cannot_be_are_not_there(path: str) -> None:
+    with pytest.raises(PatchlightError, match="there is no such file or folder; give the path of your photos"):
+        open_dataset(path)
