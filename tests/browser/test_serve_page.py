@@ -301,8 +301,8 @@ def test_two_models_side_by_side(page: Any, loaded: pl.Loaded) -> None:
     open_photo(page)
     page.select_option("#model", "1")
     page.click("#tab-classes")
-    wait_until(page, "document.querySelectorAll('#classes .share').length === 5")
-    assert "<i>c</i>" in page.locator("#classes span").all_text_contents()
+    named = "[...document.querySelectorAll('#classes span')].map((each) => each.textContent)"
+    wait_until(page, f"{named}.length === 5 && {named}.includes('<i>c</i>')")
     page.select_option("#model", "0")
     page.click("#tab-compare")
     wait_until(page, "[...document.querySelectorAll('.side .heat')].every((canvas) => canvas.values)")
