@@ -192,12 +192,14 @@ def test_keyboard(page: Any, tmp_path: Path) -> None:
     page.goto(report(tmp_path / "run", rows))
     focused = "document.activeElement.querySelector('.name')?.textContent"
     page.locator(".open").first.focus()
+    wait_until(page, f"{focused} === '000.jpg'")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate(focused) == "001.jpg"
+    wait_until(page, f"{focused} === '001.jpg'")
     page.keyboard.press("End")
-    assert page.evaluate(focused) == "199.jpg"
+    wait_until(page, f"{focused} === '199.jpg'")
     assert page.locator(".open:focus").is_visible()
     page.keyboard.press("Home")
+    wait_until(page, f"{focused} === '000.jpg'")
     page.keyboard.press("Enter")
     assert page.locator("dialog[open] h2").text_content() == "000.jpg"
     page.keyboard.press("ArrowRight")
