@@ -12,6 +12,13 @@ settings.load_profile("patchlight")
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(autouse=True)
 def _same_weights_every_time() -> None:
     torch.manual_seed(0)

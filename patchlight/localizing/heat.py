@@ -27,7 +27,7 @@ from torch import Tensor
 from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.explain.rollout import rollout
-from patchlight.models.attention import Heads
+from patchlight.models.attention import Heads, attend
 from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
 from patchlight.models.vit import Block, Visit, ViT
@@ -169,7 +169,7 @@ class Looks:
         block, (q_BANE, k_BANE, v_BANE, mask, _) = cast(Block, model.blocks[-1]), self.last
         if mask is not None and mask.shape[2] > 1:
             mask = mask[:, :, :first]
-        out_BANE = F.scaled_dot_product_attention(q_BANE[:, :, :first], k_BANE, v_BANE, attn_mask=mask)
+        out_BANE = attend(q_BANE[:, :, :first], k_BANE, v_BANE, mask)
         x_BND = block.rest(self.entered_BND[:, :first], block.attn.merged(out_BANE))
         return model.read(model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND, self.geometry)
 

@@ -9,9 +9,26 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchlight.config import ViTConfig
 from patchlight.models.positions import MixedRotaryPositions, RelativeBias, RelativeMLP, TokenGeometry, rotate
+
+_WITH_RIGHT_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(E) + mask) v, on a fused kernel.
+
+    Not on cuDNN's where gradients are wanted: torch (2.11, and by its source others) keeps the plan of cuDNN's backward
+    pass under the layouts of q, k and v, and not under that of the gradient that comes in. The first gradient of a
+    process decides; every later one that lies otherwise in memory is read as if it lay like the first, and silently
+    comes out wrong. Eager and compiled code lay it differently. `benchmarks/gpu_check.py` shows it.
+    """
+    if q.is_cuda and torch.is_grad_enabled():
+        with sdpa_kernel(_WITH_RIGHT_GRADIENTS):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 class Heads(NamedTuple):
@@ -63,7 +80,7 @@ class Attention(nn.Module):
         """The tokens' answers, x_BND; what the heads did is added to the list, where one is given."""
         q_BANE, k_BANE, v_BANE = self.project(x_BND, geometry)
         mask = self.mask(geometry, q_BANE.dtype)
-        out_BANE = F.scaled_dot_product_attention(q_BANE, k_BANE, v_BANE, attn_mask=mask)
+        out_BANE = attend(q_BANE, k_BANE, v_BANE, mask)
         if heads is not None:
             heads.append(Heads(q_BANE, k_BANE, v_BANE, mask, out_BANE))
         return self.merged(out_BANE)

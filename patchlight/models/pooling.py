@@ -1,12 +1,11 @@
 """From tokens to one vector an image."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.models.attention import Heads
+from patchlight.models.attention import Heads, attend
 from patchlight.models.fresh import draw
 from patchlight.models.mlp import make_mlp
 from patchlight.models.positions import TokenGeometry
@@ -69,5 +68,5 @@ class AttentionPool(nn.Module):
         k_BANE, v_BANE = self.kv(x_BND).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q_BA1E = q_A1E.expand(len(x_BND), -1, -1, -1).to(k_BANE.dtype)
         mask = geometry.mask(k_BANE.dtype)
-        asked_BA1E = F.scaled_dot_product_attention(q_BA1E, k_BANE, v_BANE, attn_mask=mask)
+        asked_BA1E = attend(q_BA1E, k_BANE, v_BANE, mask)
         return Heads(q_BA1E, k_BANE, v_BANE, mask, asked_BA1E)

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
+from patchlight.models.attention import attend
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.pooling import check_pooling
 from patchlight.models.positions import log_offsets, relative_index
@@ -204,7 +205,7 @@ class WindowAttention(nn.Module):
             bias_WAnn = bias_WAnn.masked_fill(~windows.mask_Wnn[:, None], -torch.inf)
             parts, folded_bias = (1, 2), bias_WAnn.flatten(0, 1)[None]
         folded = [part.flatten(*parts) for part in (q_BWAnE, k_BWAnE, v_BWAnE)]
-        out = F.scaled_dot_product_attention(folded[0], folded[1], folded[2], attn_mask=folded_bias)
+        out = attend(folded[0], folded[1], folded[2], folded_bias)
         out_BWAnE = out.unflatten(parts[0], q_BWAnE.shape[parts[0] : parts[1] + 1])
         if heads is not None:
             heads.append(WindowHeads(q_BWAnE, k_BWAnE, v_BWAnE, bias_WAnn, out_BWAnE))

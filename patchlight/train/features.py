@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
 from patchlight.families import heads_for_probe, token_width
+from patchlight.models.attention import attend
 from patchlight.models.families import Model
 from patchlight.models.vit import Pooling
 from patchlight.train.config import TrainConfig
@@ -284,7 +285,7 @@ class AttentiveHead(nn.Module):
             layer(tokens_BPD).unflatten(2, (self.num_heads, -1)).transpose(1, 2) for layer in (self.key, self.value)
         )
         q_BA1E = self.query_AE[None, :, None].expand(len(tokens_BPD), -1, -1, -1)
-        pooled_BD = F.scaled_dot_product_attention(q_BA1E, k_BAPE, v_BAPE).flatten(1)
+        pooled_BD = attend(q_BA1E, k_BAPE, v_BAPE).flatten(1)
         return self.out(self.norm(pooled_BD))
 
 

@@ -303,7 +303,7 @@ def _set_up(
         notes=notes,
         groups=groups,
         learner=learner,
-        update=Step(learner, model, optimizer, average, config, processes, cropped=cropped, tell=tell),
+        update=Step(learner, model, optimizer, average, config, processes, cropped=cropped),
         steps=max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size)),
         steps_an_epoch=len(training) * config.augment.repeats / config.batch_size,
         tell=tell,

@@ -6,18 +6,15 @@ microseconds each, and launching them one by one takes longer than running them.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from patchlight.models.families import BLOCKS
-from patchlight.models.residual import Residual
 from patchlight.train.config import TrainConfig
 from patchlight.train.data import Batch
 from patchlight.train.learner import Learner
-from patchlight.train.optim import matrices_in
 from patchlight.train.processes import Processes
 
 STEPS_BEFORE_RECORDING = 3
@@ -26,10 +23,6 @@ STEPS_BEFORE_RECORDING = 3
 MOST_AT_ONCE, NUMBERS_AT_ONCE = 8, 2**24
 """How many steps' photos are prepared at once, and of how many numbers they may be: the kernels that vary small photos
 take hardly longer for several times as many."""
-
-GRADIENTS_APART = 0.05
-"""How far a compiled block's gradient of a matrix may be from the plain one, as a share of its length. Rounding to
-bfloat16 takes them about 0.01 apart; wrong ones, which all but keep a model from learning, were seen on an H200."""
 
 
 class Step:
@@ -43,17 +36,13 @@ class Step:
         processes: Processes,
         *,
         cropped: bool = False,
-        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`model` is the learner as `Processes.spread` gives it; `cropped` as in `Learner.prepare`."""
-        self.tell = tell
         self.learner, self.model, self.optimizer, self.average = learner, model, optimizer, average
         self.config, self.processes, self.cropped = config, processes, cropped
         self.parameters = [parameter for parameter in learner.parameters() if parameter.requires_grad]
         self.records = processes.device.type == "cuda" and processes.world == 1
         self.steps_taken = 0
-        self.unchecked = config.compile and processes.world == 1
-        """Whether compiled blocks are there whose gradients nobody has looked at."""
         self.norm = torch.zeros((), device=processes.device)
         """Of all gradients together, after `learn`."""
         self.recorded_prepare: tuple[torch.cuda.CUDAGraph, Batch, tuple[Tensor, ...]] | None = None
@@ -92,8 +81,6 @@ class Step:
 
         NaN where the loss or the gradient is no number: then the weights must not move.
         """
-        if self.unchecked:
-            self.check_compiled(inputs)
         if self.records and self.recorded_learn is None and self.steps_taken >= STEPS_BEFORE_RECORDING:
             self._record_learn_and_move(inputs)
         if self.recorded_learn is not None:
@@ -126,54 +113,11 @@ class Step:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def check_compiled(self, inputs: tuple[Tensor, ...]) -> None:
-        """Take the compiled blocks' gradients only if they are the plain ones'; say so and go on uncompiled if not."""
-        gpus = [self.processes.device] if self.processes.device.type == "cuda" else []
-        with torch.random.fork_rng(gpus):
-            compiled = self._gradients(inputs)
-            with torch.compiler.set_stance("force_eager"):
-                plain = self._gradients(inputs)
-        if plain and not any(gradient.any() for gradient in plain.values()):
-            return  # a head that starts at zero passes nothing back in the first step
-        self.unchecked = False
-        apart = {name: _apart(name, compiled[name], plain[name]) for name in plain}
-        worst = max(apart, key=lambda name: apart[name], default=None)
-        if worst is None or apart[worst] <= GRADIENTS_APART:
-            return
-        for block in self.learner.modules():
-            if isinstance(block, BLOCKS):
-                block._compiled_call_impl = None  # torch has no public way back
-        self.tell(
-            f"compiled, the gradient of {worst} is off by {apart[worst]:.0%}: going on uncompiled, slower but right "
-            f"(torch {torch.__version__})"
-        )
-
-    def _gradients(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """Of the blocks' matrices, on their own and leaving no trace; without stochastic depth, whose draws are others
-        when compiled."""
-        buffers = [(buffer, buffer.clone()) for buffer in self.learner.buffers()]
-        before = [parameter.grad for parameter in self.parameters]
-        for module in self.learner.modules():
-            if isinstance(module, Residual):
-                module.drop_path.zero_()
-        self.forget()
-        self._forward_backward(inputs)
-        found = {
-            name: parameter.grad
-            for name, parameter in self.learner.named_parameters()
-            if matrices_in(name, parameter) and parameter.grad is not None
-        }
-        for parameter, gradient in zip(self.parameters, before, strict=True):
-            parameter.grad = gradient
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        return found
-
     def _record_prepare(self, batch: Batch) -> None:
         held = Batch(*(value.clone() for value in batch))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
+        with torch.no_grad(), _recording(graph):
             inputs = self.learner.prepare(held, cropped=self.cropped)
         self.recorded_prepare = graph, held, inputs
 
@@ -185,10 +129,10 @@ class Step:
             parameter.grad = None if self.config.accumulate == 1 else torch.zeros_like(parameter)
         torch.cuda.synchronize()
         learn = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(learn):
+        with _recording(learn):
             loss = self._forward_backward(held)
         move = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(move, pool=learn.pool()):
+        with _recording(move, pool=learn.pool()):
             self._clip_and_move()
         self.recorded_learn, self.recorded_move = (learn, held, loss), move
 
@@ -216,6 +160,11 @@ class Step:
         return contextlib.nullcontext()
 
 
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Any:
+    """What other threads do meanwhile, such as pinning memory for the next photos, does not spoil it."""
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+
+
 def _fill(held: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
     for there, value in zip(held, values, strict=True):
         if there is not value:
@@ -224,18 +173,3 @@ def _fill(held: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
 
 def _same(some: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     return all(one is other for one, other in zip(some, others, strict=True))
-
-
-def _apart(name: str, compiled: Tensor, plain: Tensor) -> float:
-    """The distance of two gradients as a share of their length: of the matrices joined in one, the farthest's."""
-    parts = matrices_in(name, plain)
-    compiled_prc, plain_prc = (gradient.float().unflatten(0, (parts, -1)) for gradient in (compiled, plain))
-    length_p, distance_p = plain_prc.norm(dim=(1, 2)), (compiled_prc - plain_prc).norm(dim=(1, 2))
-    # One that is next to nothing beside its neighbours is rounding, however it was made.
-    counts_p = length_p > 1e-4 * length_p.max()
-    return (
-        torch.where(counts_p, distance_p / length_p.clamp(min=1e-30), 0)
-        .nan_to_num(nan=torch.inf, posinf=torch.inf)
-        .max()
-        .item()
-    )

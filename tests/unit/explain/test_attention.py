@@ -357,7 +357,7 @@ def test_heat_on_the_photo_lies_between_the_patch_centres_and_only_where_the_mod
         heat_on_photo(attention(tiny_vit(), torch.randn(1, 3, 32, 32)), view, (10.0, 20.0))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("changes", [{}, {"position": "rope2d"}, {"qk_norm": True, "num_registers": 3}])
 def test_the_kernel_gives_the_rows(dtype: torch.dtype, changes: dict[str, Any]) -> None:

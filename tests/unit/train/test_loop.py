@@ -22,7 +22,7 @@ from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
-from patchlight.models.vit import Block, ViT
+from patchlight.models.vit import ViT
 from patchlight.signals import Stopped
 from patchlight.train import loop
 from patchlight.train.checkpoint import fingerprint
@@ -32,7 +32,6 @@ from patchlight.train.features import evaluate_features
 from patchlight.train.loop import train
 from patchlight.train.objective import Classification, distillation_loss
 from patchlight.train.publish import put_into_package
-from patchlight.train.step import _apart
 from patchlight.weights.load import load
 from patchlight.weights.save import save
 
@@ -390,58 +389,6 @@ def test_mistakes_are_one_line_and_leave_nothing(
     with pytest.raises(PatchlightError, match=message):
         train(settings(photos, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def slightly_off(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
-    """A compiler that makes right outputs with gradients that are a tenth off."""
-
-    def run(*inputs: Any) -> Any:
-        return tuple(out + (out - out.detach()) / 10 for out in graph(*inputs))
-
-    return run
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # by torch, of its own making
-@pytest.mark.parametrize("compiler", [slightly_off, "eager"])
-def test_compiled_gradients_are_taken_only_if_right(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: Any
-) -> None:
-    compiled: list[Block] = []
-
-    def compile_block(block: Block, dynamic: bool) -> None:
-        compiled.append(block)
-        torch.nn.Module.compile(block, backend=compiler)
-
-    monkeypatch.setattr(Block, "compile", compile_block)
-    lines: list[str] = []
-    train(settings(photos, compile=True), tmp_path / "compiled", tell=lines.append)
-    train(settings(photos), tmp_path / "plain")
-    assert len(compiled) == 2
-    said = [line for line in lines if "uncompiled" in line]
-    kept = [block._compiled_call_impl is not None for block in compiled]
-    if compiler == "eager":
-        assert (said, kept) == ([], [True, True])
-    else:
-        assert len(said) == 1
-        assert "compiled, the gradient of vit.blocks." in said[0]
-        assert kept == [False, False]
-    assert weights(tmp_path / "compiled") == weights(tmp_path / "plain")
-
-
-def test_nothing_to_compare_is_no_mistake(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Block, "compile", lambda block, dynamic: None)
-    lines: list[str] = []
-    train(settings(photos, compile=True, learning_blocks=0), tmp_path / "head", tell=lines.append)
-    assert not any("uncompiled" in line for line in lines)
-
-
-@pytest.mark.parametrize("worst", [torch.nan, torch.inf])
-def test_gradients_that_are_no_numbers_are_far_apart(worst: float) -> None:
-    plain = torch.ones(6, 4)
-    compiled = plain.clone()
-    compiled[5, 0] = worst
-    assert _apart("blocks.0.attn.qkv.weight", compiled, plain) == torch.inf
-    assert _apart("blocks.0.attn.qkv.weight", plain * 1.02, plain) == pytest.approx(0.02, rel=1e-3)
 
 
 def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> None:

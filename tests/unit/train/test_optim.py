@@ -410,7 +410,7 @@ def test_a_model_that_takes_the_average_forgets_what_it_remembered_of_its_old_ta
     assert torch.equal(average.state_dict()["norm.weight"], other.norm.weight), "the model and the average share memory"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_captured_step_replays_as_it_runs():
     """With rates that change between replays; graphs keep what was a Python number when they were captured."""
     config = OptimConfig(name="muon", layer_decay=0.7)
