@@ -34,6 +34,9 @@ NAMED_FROM = 0.1
 EMPTY = 0.25
 """The share of scenes that nothing is pasted into."""
 
+LEAST_CHANGE = 0.8
+"""Of a frame by a pasted subject: the difference of levels from 0 to 1, summed over the pixels. Five pixels of 0.16."""
+
 LEAST_PEAK = 0.6
 """Of the coverage of a subject that is smaller than a patch, so that it is worth finding."""
 
@@ -128,6 +131,13 @@ def paste_subjects(
     return _match_light(colours_BCHW, opacity_B1HW, frames_BCHW, draws), opacity_B1HW[:, 0], target_B4
 
 
+def stands_out(changed_BCHW: Tensor, opacity_BHW: Tensor) -> Tensor:
+    """Whether what is pasted, which changes frames by so much, can be seen there, (B,): nobody finds two grey pixels on
+    grey, and to be told to find them teaches to see what is not there."""
+    change_B = changed_BCHW.abs().mean(1).sum((1, 2))
+    return (change_B >= LEAST_CHANGE) & (change_B >= 0.06 * opacity_BHW.sum((1, 2)))
+
+
 def vary_scenes(images_BCHW: Tensor, draws: Draws) -> Tensor:
     """As cameras see at dusk, by night and out of focus: darker, blurred, grey, or lit by their own infrared lamp."""
 
@@ -141,9 +151,10 @@ def vary_scenes(images_BCHW: Tensor, draws: Draws) -> Tensor:
     blurred_BCHW = torch.lerp(images_BCHW, smooth_BCHW, amount("blurred", 0.3, 1.0))
     images_BCHW = for_some("blur", 0.35, blurred_BCHW, images_BCHW)
     darker_BCHW = images_BCHW.clamp(min=1e-4) ** amount("darkness", 1.0, 2.2)
-    images_BCHW = for_some("dark", 0.3, darker_BCHW, images_BCHW)
+    bright_B111 = images_BCHW.mean((1, 2, 3), keepdim=True) > 0.3  # others are dark already
+    images_BCHW = for_some("dark", 0.4, torch.where(bright_B111, darker_BCHW, images_BCHW), images_BCHW)
     grey_BCHW = images_BCHW.mean(1, keepdim=True).expand_as(images_BCHW)
-    images_BCHW = for_some("grey scene", 0.25, grey_BCHW, images_BCHW)
+    images_BCHW = for_some("grey scene", 0.15, grey_BCHW, images_BCHW)
 
     height, width = images_BCHW.shape[2:]
     y_H1 = (torch.arange(height, device=images_BCHW.device) * (2 / height) - 1)[:, None]
@@ -207,7 +218,7 @@ def _match_light(colours_BCHW: Tensor, opacity_B1HW: Tensor, frames_BCHW: Tensor
 
     mean_BC11, spread_BC11 = moments(colours_BCHW, colours_BCHW / opacity_B1HW.clamp(min=1e-3))
     behind_BC11, spread_behind_BC11 = moments(frames_BCHW * opacity_B1HW, frames_BCHW)
-    nearer_B111 = draws.uniform("light", 0.2, 0.7)[:, None, None, None]
+    nearer_B111 = draws.uniform("light", 0.1, 0.6)[:, None, None, None]
     contrast_B111 = (spread_behind_BC11 / spread_BC11).clamp(0.5, 1.3).mean(1, keepdim=True)
     contrast_B111 = 1 + nearer_B111 * (contrast_B111 - 1)
     level_BC11 = mean_BC11 + nearer_B111 * (behind_BC11 - mean_BC11)

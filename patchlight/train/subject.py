@@ -34,7 +34,7 @@ from patchlight.models.vit import ViT
 from patchlight.train.data import Batch, Dataset, in_workers
 from patchlight.train.learner import Learner, as_squares
 from patchlight.train.marks import MASK_SIDE
-from patchlight.train.scenes import EMPTY, LEAST_PEAK, NAMED_FROM, Scenes, paste_subjects, vary_scenes
+from patchlight.train.scenes import EMPTY, LEAST_PEAK, NAMED_FROM, Scenes, paste_subjects, stands_out, vary_scenes
 
 if TYPE_CHECKING:  # it holds a SubjectConfig
     from patchlight.train.config import TrainConfig
@@ -199,10 +199,9 @@ class FindSubject(Learner):
             self.extents_N2[batch.samples_B][donor_B],
             draws,
         )
-        # What came out as less than a pixel would be called a subject that nobody can see.
-        pasted_B = scene_B & ~draws.chance("empty", EMPTY) & (opacity_BHW.sum((1, 2)) >= 1)
-        opacity_BHW = opacity_BHW * pasted_B[:, None, None]
-        pasted_BCHW = images_BCHW * (1 - opacity_BHW[:, None]) + colours_BCHW * pasted_B[:, None, None, None]
+        changed_BCHW = colours_BCHW - images_BCHW * opacity_BHW[:, None]
+        pasted_B = scene_B & ~draws.chance("empty", EMPTY) & stands_out(changed_BCHW, opacity_BHW)
+        pasted_BCHW = images_BCHW + changed_BCHW * pasted_B[:, None, None, None]
         images_BCHW = torch.where(scene_B[:, None, None, None], vary_scenes(pasted_BCHW, draws), images_BCHW)
 
         covered_Bhw = F.adaptive_avg_pool2d(opacity_BHW[:, None], grid)[:, 0]
