@@ -23,7 +23,7 @@ from patchlight.train.mae import Mae
 from patchlight.train.objective import Classification, Teacher
 from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset, require_photos
-from patchlight.train.subject import FindSubject, on_canvases
+from patchlight.train.subject import NO_BOXES, FindSubject, on_canvases
 from patchlight.weights.groups import Groups, gaps_of, read_groups
 from patchlight.weights.load import load
 
@@ -32,8 +32,9 @@ HEADS = ("head.", "distill_head.")
 
 def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     """The training and the validation photos, none of them read yet."""
+    unnamed = config.subject is not None  # where a subject is can be learnt without knowing what it is
     try:
-        training = open_dataset(config.data.train, labelled=config.labelled)
+        training = open_dataset(config.data.train, labelled=config.labelled, unnamed=unnamed)
     except PatchlightError as error:
         if os.path.exists(os.path.expanduser(config.data.train)):
             raise
@@ -41,11 +42,11 @@ def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     require_photos(training, config.data.train)
     validation = None
     if config.data.validation is not None:
-        validation = open_dataset(config.data.validation, "validation", labelled=config.labelled)
+        validation = open_dataset(config.data.validation, "validation", labelled=config.labelled, unnamed=unnamed)
     if config.subject is not None:
         for photos, name in ((training, config.data.train), (validation, config.data.validation)):
-            if photos is not None and photos.boxes_N4 is None:
-                raise PatchlightError(f"{name}: has no boxes; give a CSV with the columns file,label,x0,y0,x1,y1")
+            if photos is not None and photos.marks is None:
+                raise PatchlightError(f"{name}: {NO_BOXES}")
     return training, validation
 
 

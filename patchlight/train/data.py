@@ -35,6 +35,7 @@ from patchlight.images.decode import Decoded, ImageError, decode
 from patchlight.images.draws import Draws, epoch_order
 from patchlight.images.preprocess import Preprocess
 from patchlight.signals import held_back, worker_context
+from patchlight.train.marks import Marks
 
 CLASS_WITHOUT_PHOTOS = "class without photos"
 """A kind of note."""
@@ -83,8 +84,8 @@ class Stored(Protocol):
 
 
 class Dataset:
-    """Photos with one label each, and perhaps the subject's box. What it holds of photos in files is their names; it
-    is cheap to pickle."""
+    """Photos with one label each, and perhaps marks of where their subjects are. What it holds of photos in files is
+    their names; it is cheap to pickle, without the marks."""
 
     def __init__(
         self,
@@ -94,18 +95,17 @@ class Dataset:
         *,
         images_NCHW: Tensor | None = None,
         files: Stored | None = None,
-        boxes_N4: Tensor | None = None,
+        marks: Marks | None = None,
         notes: Iterable[Note] = (),
     ) -> None:
         assert (images_NCHW is None) != (files is None)
         assert len(labels_N) == len(names)
-        assert boxes_N4 is None or (boxes_N4.shape == (len(names), 4) and boxes_N4.dtype == torch.float32)
+        assert marks is None or len(marks) == len(names)
         self.classes = tuple(classes)
-        self.labels_N = labels_N  # int64
+        self.labels_N = labels_N  # int64; -1 where a photo has none
         self.names = names
         self.images_NCHW = images_NCHW  # uint8, if the whole set is in memory
-        # float32: x0, y0, x1, y1 in pixels of the whole upright photo, x1 and y1 exclusive; NaN where it has no box.
-        self.boxes_N4 = boxes_N4
+        self.marks = marks
         self.extents_N2: Tensor | None = None  # (height, width) of photos that fill a part of their images
         self.notes = tuple(notes)
         self._files = files
@@ -117,7 +117,11 @@ class Dataset:
         return len(self.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_hashes": None, "_prepared": None}  # worker processes have no use for them
+        return self.__dict__ | {
+            "_hashes": None,
+            "_prepared": None,
+            "marks": None,
+        }  # worker processes have no use for them
 
     def read(self, index: int, fast_size: Size | None = None) -> Decoded:
         """The photo, see `decode`; raises `ImageError`, which names it."""
@@ -157,7 +161,7 @@ class Dataset:
         return dataset
 
     def fingerprint(self) -> str:
-        """A sha256 that differs for other classes, labels, boxes, names, order or sizes of files, or pixels in memory.
+        """A sha256 that differs for other classes, labels, marks, names, order or sizes of files, or pixels in memory.
 
         Files are told apart by content, too: all of them where their hashes are known, as in a set that was scanned,
         else 64 of them. Times of change would differ after a mere copy.
@@ -169,8 +173,8 @@ class Dataset:
     def _compute_fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         digest.update(self.labels_N.numpy().tobytes())
-        if self.boxes_N4 is not None:
-            digest.update(b"boxes" + self.boxes_N4.nan_to_num(-1.0).numpy().tobytes())  # NaN has more than one form
+        if self.marks is not None:
+            self.marks.digest_into(digest)
         if self.images_NCHW is not None:
             digest.update(self.images_NCHW.contiguous().numpy().tobytes())
             return digest.hexdigest()
@@ -193,9 +197,11 @@ class Dataset:
             Names(self.names[i] for i in places),
             images_NCHW=None if self.images_NCHW is None else self.images_NCHW[chosen],
             files=None if self._files is None else self._files.select(places),
-            boxes_N4=None if self.boxes_N4 is None else self.boxes_N4[chosen],
+            marks=None if self.marks is None else self.marks.select(chosen),
             notes=self.notes,
         )
+        if self.extents_N2 is not None:
+            dataset.extents_N2 = self.extents_N2[chosen]
         if self._hashes is not None:
             dataset._hashes = [self._hashes[i] for i in places]
         return dataset
@@ -210,7 +216,8 @@ class Dataset:
         dataset = self.select(range(len(self)))
         dataset.classes = tuple(classes)
         places = [place.get(name, -1) for name in self.classes]
-        dataset.labels_N = torch.tensor(places, dtype=torch.int64)[self.labels_N]
+        # The last place is that of -1.
+        dataset.labels_N = torch.tensor([*places, -1], dtype=torch.int64)[self.labels_N]
         return dataset
 
     def prepared(self, config: PreprocessConfig, device: torch.device | str) -> Tensor:

@@ -65,10 +65,12 @@ def scan(
     in_both: list[Note] = []
     fatal = []
     with_photos = _labels_with_photos(train, training)
-    if not with_photos:
+    if len(training.unreadable) == len(train):
         fatal.append(
             "there are no photos to train on" + (f": none of the {len(train):,} can be read" if len(train) else "")
         )
+    elif labelled and not with_photos:
+        fatal.append("none of the photos to train on has a label; name some of them, of two classes or more")
     elif labelled and len(with_photos) < 2:
         only = train.classes[with_photos.pop()]
         fatal.append(f"all photos to train on are of one class, {only!r}; at least two are needed")
@@ -82,7 +84,7 @@ def scan(
                 "there are no photos to judge by"
                 + (f": none of the {len(validation):,} can be read" if len(validation) else "")
             )
-        judged = {validation.classes[label] for label in validation.labels_N.unique().tolist()}
+        judged = {validation.classes[label] for label in validation.labels_N.unique().tolist() if label >= 0}
         unknown = [name for name in validation.classes if name in judged - set(train.classes)]
         fatal += _bounded(
             [Note("", f"class {name!r} of the validation photos has none to train on") for name in unknown]
@@ -160,7 +162,7 @@ def _left_out(dataset: Dataset, contents: _Contents) -> list[str]:
 
 def _labels_with_photos(dataset: Dataset, contents: _Contents) -> set[int]:
     left_out = set(contents.unreadable)
-    return {label for index, label in enumerate(dataset.labels_N.tolist()) if index not in left_out}
+    return {label for index, label in enumerate(dataset.labels_N.tolist()) if label >= 0 and index not in left_out}
 
 
 def _classes_without_photos(dataset: Dataset, contents: _Contents) -> list[Note]:
@@ -187,6 +189,8 @@ def _two_labels(dataset: Dataset, contents: _Contents) -> list[Note]:
     first: dict[bytes, int] = {}
     labels, notes = dataset.labels_N.tolist(), []
     for index, content in _readable(contents):
+        if labels[index] < 0:
+            continue
         other = first.setdefault(content, index)
         if labels[index] != labels[other]:
             these = [f"{printable(dataset.names[i])} is {dataset.classes[labels[i]]!r}" for i in (other, index)]

@@ -20,6 +20,7 @@ from patchlight.errors import PatchlightError
 from patchlight.files import open_table
 from patchlight.images.decode import ImageError, decode
 from patchlight.train.data import CLASS_WITHOUT_PHOTOS, Dataset, Names, Note, printable
+from patchlight.train.marks import Corners, Marks, make_marks, small_mask
 
 Part = Literal["train", "validation", "test"]
 
@@ -43,11 +44,16 @@ _PART_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled: bool = True) -> Dataset:
+def open_dataset(
+    path: str | os.PathLike[str], part: Part = "train", *, labelled: bool = True, unnamed: bool = False
+) -> Dataset:
     """A folder of class folders, a CSV with the columns file and label, tar shards, or CIFAR-10.
 
-    The CSV may have the columns x0, y0, x1 and y1 too: the subject's box, in pixels of the whole upright photo, x1 and
-    y1 exclusive; left empty for photos without one.
+    The CSV may say where subjects are, too, in pixels of the whole upright photo, x1 and y1 exclusive: in the columns
+    x0, y0, x1 and y1 the one box of a photo; or in `boxes` those of all its objects, the main one first, as JSON,
+    [[x0, y0, x1, y1], ...], where [] says that it shows nothing; and in `mask` the name of a file, from the CSV's own
+    folder: a grey image that is stretched over the photo, whose levels from 128 on are the subject. An empty cell says
+    that it is not known. Rows without a label are left out unless `unnamed`; then their label is -1.
 
     Without `labelled`, photos may also lie anywhere in the folder, and shards hold photos alone; all are then of one
     class. Where every photo has its class, it is known all the same.
@@ -61,7 +67,7 @@ def open_dataset(path: str | os.PathLike[str], part: Part = "train", *, labelled
     path = Path(os.path.expanduser(path))
     if os.path.isfile(path):  # and not the path's own way, which raises where a name is too long
         if path.suffix.lower() in (".csv", ".tsv"):
-            return _open_csv(path)
+            return _open_csv(path, unnamed=unnamed)
         if path.suffix.lower() == ".tar":
             return _open_shards([path], labelled=labelled)
         packed = path.suffix.lower() in (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst")
@@ -211,26 +217,26 @@ def _of_files(
     names: Sequence[str],
     sizes: Sequence[int],
     notes: Sequence[Note],
-    boxes_N4: torch.Tensor | None = None,
+    marks: Marks | None = None,
 ) -> Dataset:
     files = _Files(root, np.array(sizes, np.int64))
     labels_N = torch.tensor(labels, dtype=torch.int64)
-    return Dataset(classes, labels_N, Names(names), files=files, boxes_N4=boxes_N4, notes=notes)
+    return Dataset(classes, labels_N, Names(names), files=files, marks=marks, notes=notes)
 
 
 # CSV
 
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
-_NO_BOX = (math.nan,) * 4
 
 
-def _open_csv(path: Path) -> Dataset:
+def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
     head, reader = open_table(path)
     notes: list[Note] = []
     names: list[str] = []
     given: list[str] = []
     sizes: list[int] = []
-    boxes: list[Sequence[float]] = []
+    boxes: list[Sequence[Corners] | None] = []
+    masks: list[tuple[str, str]] = []  # the name of each row's, "" without one, and what a note of it begins with
     rows: Counter[tuple[str, str]] = Counter()
     absent: Counter[str] = Counter()  # rows by label whose files are not there
     ended = 0  # the line that the last row went to
@@ -241,9 +247,10 @@ def _open_csv(path: Path) -> Dataset:
                 f"{path}: its first line is {head.strip()!r:.80}; it must name the columns file,label"
             )
         box_columns = [column for column in _BOX_COLUMNS if column in header]
-        has_boxes = len(box_columns) == len(_BOX_COLUMNS)
-        if box_columns and not has_boxes:
+        has_corners = len(box_columns) == len(_BOX_COLUMNS)
+        if box_columns and not has_corners:
             notes.append(Note("box", f"{path.name}: a box takes the columns x0,y0,x1,y1; boxes are left out"))
+        has_marks = has_corners or "boxes" in header or "mask" in header
         ended = reader.line_num
         for row in reader:
             line, ended = ended + 1, reader.line_num
@@ -262,7 +269,7 @@ def _open_csv(path: Path) -> Dataset:
                 text = f"{path.name} line {line}: {missing}: left out"
                 notes.append(Note("row without its file", text, name or None))
                 absent[label] += 1
-            elif not label:
+            elif not label and not unnamed:
                 notes.append(
                     Note("row without a label", f"{path.name} line {line}: {printable(name)} has no label: left out")
                 )
@@ -271,14 +278,12 @@ def _open_csv(path: Path) -> Dataset:
                 names.append(name)
                 given.append(label)
                 sizes.append(status.st_size)
-                if has_boxes:
-                    corners = [cells.get(column, "").strip() for column in _BOX_COLUMNS]
-                    box = _read_box(corners)
-                    if box is None:
-                        given_box = printable(",".join(corners))
-                        line_start = f"{path.name} line {line}: {printable(name)} has the box {given_box:.80}"
-                        notes.append(Note("box", f"{line_start}; it must be numbers, 0 <= x0 < x1, 0 <= y0 < y1"))
-                    boxes.append(box or _NO_BOX)
+                if has_marks:
+                    start = f"{path.name} line {line}: {printable(name)} has"
+                    corners = [cells.get(column, "").strip() for column in _BOX_COLUMNS] if has_corners else []
+                    mask = cells.get("mask", "").strip()
+                    boxes.append(_row_boxes(corners, cells.get("boxes", "").strip(), mask, start, notes))
+                    masks.append((mask, start))
     except csv.Error as error:
         if "field limit" in str(error):
             raise _unclosed_quote(path, ended + 1) from None
@@ -295,10 +300,10 @@ def _open_csv(path: Path) -> Dataset:
             f"{path.name}: no photo of the class {label!r:.80} is there ({absent[label]:,} rows): left out altogether"
         )
         notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
-    classes = _in_order(given)
-    place = {label: index for index, label in enumerate(classes)}
-    boxes_N4 = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4) if has_boxes else None
-    return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes, boxes_N4)
+    classes = _in_order(label for label in given if label)
+    place = {label: index for index, label in enumerate(classes)} | {"": -1}
+    marks = make_marks(boxes, *_read_masks(path.parent, masks, notes)) if has_marks else None
+    return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes, marks)
 
 
 def _unclosed_quote(path: Path, line: int) -> PatchlightError:
@@ -307,16 +312,82 @@ def _unclosed_quote(path: Path, line: int) -> PatchlightError:
     )
 
 
-def _read_box(corners: Sequence[str]) -> Sequence[float] | None:
-    """NaN if all four are empty; None if they make no box."""
-    if not any(corners):
-        return _NO_BOX
+def _row_boxes(
+    corners: Sequence[str], listed: str, mask: str, start: str, notes: list[Note]
+) -> Sequence[Corners] | None:
+    """The boxes that a row gives; none where it shows nothing, None where that is not known."""
+    single = None
+    if any(corners):
+        single = _read_box(corners)
+        if single is None:
+            text = f"the box {printable(','.join(corners)):.80}; it must be numbers, 0 <= x0 < x1, 0 <= y0 < y1"
+            notes.append(Note("box", f"{start} {text}"))
+    if not listed:
+        return None if single is None else [single]
+    boxes = _read_boxes(listed)
+    if boxes is None:
+        text = (
+            f"the boxes {printable(listed):.80}; they must be as [[x0, y0, x1, y1], ...], or [] where it shows nothing"
+        )
+        notes.append(Note("boxes", f"{start} {text}"))
+    elif not boxes and (single is not None or mask):
+        other = "a box" if single is not None else "a mask"
+        notes.append(
+            Note("boxes", f"{start} {other} and the boxes [], which say that it shows nothing: these do not count")
+        )
+        boxes = None
+    return boxes if boxes is not None or single is None else [single]
+
+
+def _read_box(corners: Sequence[Any]) -> Corners | None:
+    """None if they make no box."""
     try:
         # As float32, where numbers that differ may be one and large ones infinite.
         x0, y0, x1, y1 = torch.tensor([float(corner) for corner in corners], dtype=torch.float32).tolist()
-    except (ValueError, RuntimeError):
+    except (ValueError, TypeError, OverflowError, RuntimeError):
         return None
     return (x0, y0, x1, y1) if 0 <= x0 < x1 < math.inf and 0 <= y0 < y1 < math.inf else None
+
+
+def _read_boxes(listed: str) -> list[Corners] | None:
+    """None if the text is no list of boxes."""
+    try:
+        values = json.loads(listed)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, list):
+        return None
+    boxes = [_read_box(value) if isinstance(value, list) else None for value in values]
+    found = [box for box in boxes if box is not None]
+    return found if len(found) == len(boxes) else None
+
+
+def _read_masks(
+    folder: Path, masks: Sequence[tuple[str, str]], notes: list[Note]
+) -> tuple[list[int], list[npt.NDArray[np.uint8]]]:
+    """Which of the masks that are kept is each row's, -1 for none; a file that several rows name is read once."""
+    names = list(dict.fromkeys(name for name, _ in masks if name))
+    with ThreadPoolExecutor() as threads:
+        read = dict(zip(names, threads.map(lambda name: _read_mask(folder / name), names), strict=True))
+    kept: list[npt.NDArray[np.uint8]] = []
+    place: dict[str, int] = {"": -1}
+    for name, mask in read.items():
+        if not isinstance(mask, str):
+            place[name] = len(kept)
+            kept.append(mask)
+    for name, start in masks:
+        if name not in place:
+            notes.append(Note("mask", f"{start} the mask {printable(name):.80}: {read[name]}: it has none then"))
+    return [place.get(name, -1) for name, _ in masks], kept
+
+
+def _read_mask(path: Path) -> npt.NDArray[np.uint8] | str:
+    """The mask, or what is wrong with it."""
+    try:
+        mask = small_mask(decode(path, background=(0, 0, 0)).image)
+    except ImageError as error:
+        return f"{error.reason} ({error.detail})"
+    return mask if mask.any() else "no pixel of it is 128 or more (the boxes [] say that a photo shows nothing)"
 
 
 def _in_order(labels: Iterable[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Photos that come with the subject's box: in a CSV, in a set, and gathered from the sheets and zip files."""
 
 import csv
+import dataclasses
 import importlib
 import io
 import json
@@ -18,6 +19,8 @@ import torch
 from PIL import Image
 
 from patchlight.train.data import Dataset, Names, split, subset
+from patchlight.train.marks import MASK_SIDE, Marks, boxes_around
+from patchlight.train.scan import scan
 from patchlight.train.sources import open_dataset
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -39,17 +42,21 @@ def write_csv(folder: Path, text: str) -> Path:
     return path
 
 
-def rows_of(boxes_N4: torch.Tensor | None) -> list[list[float] | None]:
-    assert boxes_N4 is not None
-    return [None if all(math.isnan(corner) for corner in row) else row for row in boxes_N4.tolist()]
+def rows_of(dataset: Dataset) -> list[list[float] | None]:
+    """Each photo's one box."""
+    return [boxes[0] if boxes else None for boxes in all_boxes_of(dataset)]
+
+
+def all_boxes_of(dataset: Dataset) -> list[list[list[float]]]:
+    assert dataset.marks is not None
+    rows = dataset.marks.boxes_NM4.tolist()
+    return [[box for box in boxes if not any(math.isnan(corner) for corner in box)] for boxes in rows]
 
 
 def test_csv_gives_boxes(tmp_path: Path) -> None:
     text = "label,x0,file,y0,X1,y1\na,1,0.png,2,3.5,4\nb,,1.png,,,\na,0,2.png,0,12,10\n"
     dataset = open_dataset(write_csv(tmp_path, text))
-    assert dataset.boxes_N4 is not None
-    assert dataset.boxes_N4.dtype == torch.float32
-    assert rows_of(dataset.boxes_N4) == [[1, 2, 3.5, 4], None, [0, 0, 12, 10]]
+    assert rows_of(dataset) == [[1, 2, 3.5, 4], None, [0, 0, 12, 10]]
     assert dataset.notes == ()
 
 
@@ -74,7 +81,7 @@ def test_csv_gives_boxes(tmp_path: Path) -> None:
 def test_bad_box_is_noted_and_its_photo_kept(tmp_path: Path, cells: str) -> None:
     text = f"file,label,x0,y0,x1,y1\n0.png,a,{cells}\n1.png,a,1,2,3,4\n"
     dataset = open_dataset(write_csv(tmp_path, text))
-    assert rows_of(dataset.boxes_N4) == [None, [1, 2, 3, 4]]
+    assert rows_of(dataset) == [None, [1, 2, 3, 4]]
     (note,) = dataset.notes
     assert note.kind == "box"
     assert "line 2" in note.line
@@ -85,25 +92,34 @@ def test_rows_that_are_left_out_do_not_shift_the_boxes(tmp_path: Path) -> None:
     text = "file,label,x0,y0,x1,y1\nnone.png,a,9,9,10,10\n0.png,,8,8,9,9\n\n1.png,a,1,2,3,4\n"
     dataset = open_dataset(write_csv(tmp_path, text))
     assert list(dataset.names) == ["1.png"]
-    assert rows_of(dataset.boxes_N4) == [[1, 2, 3, 4]]
+    assert rows_of(dataset) == [[1, 2, 3, 4]]
 
 
 def test_csv_without_the_columns_has_no_boxes(tmp_path: Path) -> None:
     dataset = open_dataset(write_csv(tmp_path, "file,label,weight\n0.png,a,1\n"))
-    assert dataset.boxes_N4 is None
+    assert dataset.marks is None
     assert dataset.notes == ()
     some_columns = open_dataset(write_csv(tmp_path, "file,label,x0,y0\n0.png,a,1,2\n"))
-    assert some_columns.boxes_N4 is None
+    assert some_columns.marks is None
     assert [note.kind for note in some_columns.notes] == ["box"]
 
 
 def boxed(count: int) -> Dataset:
-    """In memory; photo i has the box (i, i + 1, i + 2, i + 3), every third has none."""
+    """In memory; photo i has the box (i, i + 1, i + 2, i + 3), every third has none; every fifth has a mask of level i,
+    every seventh shows nothing, but for those."""
     boxes_N4 = torch.arange(count)[:, None] + torch.arange(4.0)
     boxes_N4[::3] = math.nan
     images_NCHW = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous()
     names = Names(str(index) for index in range(count))
-    return Dataset("ab", torch.arange(count) % 2, names, images_NCHW=images_NCHW, boxes_N4=boxes_N4)
+    place = torch.arange(count)
+    masks_SGG = place[::5].to(torch.uint8)[:, None, None].expand(-1, MASK_SIDE, MASK_SIDE).contiguous()
+    marks = Marks(
+        boxes_NM4=torch.stack((boxes_N4, torch.full_like(boxes_N4, math.nan)), 1),
+        nothing_N=(place % 7 == 0) & (place % 5 != 0),
+        mask_N=torch.where(place % 5 == 0, place // 5, -1),
+        masks_SGG=masks_SGG,
+    )
+    return Dataset("ab", place % 2, names, images_NCHW=images_NCHW, marks=marks)
 
 
 @pytest.mark.parametrize(
@@ -117,24 +133,172 @@ def boxed(count: int) -> Dataset:
         lambda dataset: subset(dataset, 0.5),
     ],
 )
-def test_a_photo_keeps_its_box(change: Callable[[Dataset], Dataset]) -> None:
+def test_a_photo_keeps_its_marks(change: Callable[[Dataset], Dataset]) -> None:
     changed = change(boxed(20))
     expected = [None if int(name) % 3 == 0 else [int(name) + k for k in range(4)] for name in changed.names]
     assert len(changed) > 0
-    assert rows_of(changed.boxes_N4) == expected
+    assert rows_of(changed) == expected
+    assert changed.marks is not None
+    numbers = [int(name) for name in changed.names]
+    assert changed.marks.nothing_N.tolist() == [n % 7 == 0 and n % 5 != 0 for n in numbers]
+    levels = [None if place < 0 else int(changed.marks.masks_SGG[place].max()) for place in changed.marks.mask_N]
+    assert levels == [n if n % 5 == 0 else None for n in numbers]
 
 
-def test_fingerprint_knows_the_boxes() -> None:
+def test_fingerprint_knows_the_marks() -> None:
     whole = boxed(20)
+
+    def changed(**parts: Callable[[torch.Tensor], torch.Tensor]) -> str:
+        assert whole.marks is not None
+        of_parts = {name: change(getattr(whole.marks, name).clone()) for name, change in parts.items()}
+        marks = dataclasses.replace(whole.marks, **of_parts)
+        return Dataset(
+            whole.classes, whole.labels_N, whole.names, images_NCHW=whole.images_NCHW, marks=marks
+        ).fingerprint()
+
+    def at(index: tuple[int, ...], value: float | bool) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda tensor: tensor.index_put(
+            tuple(torch.tensor(place) for place in index), torch.tensor(value).to(tensor.dtype)
+        )
+
     without = Dataset(whole.classes, whole.labels_N, whole.names, images_NCHW=whole.images_NCHW)
-    assert whole.boxes_N4 is not None
-    other_nan, moved = whole.select(range(20)), whole.select(range(20))
-    assert other_nan.boxes_N4 is not None
-    assert moved.boxes_N4 is not None
-    other_nan.boxes_N4[0] = -other_nan.boxes_N4[0]  # a NaN with another sign
-    moved.boxes_N4[1, 2] += 1
-    assert whole.fingerprint() == other_nan.fingerprint()
-    assert len({whole.fingerprint(), without.fingerprint(), moved.fingerprint()}) == 3
+    assert changed(boxes_NM4=lambda boxes: torch.where(boxes.isnan(), -boxes, boxes)) == whole.fingerprint()
+    # Kept in another order, the masks are the same.
+    assert (
+        changed(masks_SGG=lambda masks: masks.flip(0), mask_N=lambda mask: torch.where(mask < 0, mask, 3 - mask))
+        == whole.fingerprint()
+    )
+    others = [
+        changed(boxes_NM4=at((1, 0, 2), 9.0)),
+        changed(boxes_NM4=at((1, 1), 9.0)),
+        changed(nothing_N=at((2,), True)),
+        changed(mask_N=at((5,), -1)),
+        changed(masks_SGG=at((1, 7, 7), 200)),
+    ]
+    assert len({whole.fingerprint(), without.fingerprint(), *others}) == 7
+
+
+def write_masks(folder: Path) -> None:
+    """half.png: the right half of a photo; odd.png: 100 x 70 with soft edges; black.png; broken.png; clear.png."""
+    half = np.zeros((48, 48), np.uint8)
+    half[:, 24:] = 255
+    Image.fromarray(half).save(folder / "half.png")
+    odd = np.zeros((70, 100), np.uint8)
+    odd[10:40, 20:70] = 127
+    odd[12:38, 22:68] = 128
+    Image.fromarray(odd).save(folder / "odd.png")
+    Image.new("1", (5, 5)).save(folder / "black.png")
+    (folder / "broken.png").write_bytes((folder / "odd.png").read_bytes()[:50])
+    clear = Image.new("LA", (48, 48), (255, 0))  # what is transparent is not the subject
+    clear.paste((255, 255), (0, 0, 24, 48))
+    clear.save(folder / "clear.png")
+
+
+def test_csv_gives_all_objects_and_that_there_is_nothing(tmp_path: Path) -> None:
+    text = (
+        "file,label,x0,y0,x1,y1,boxes\n"
+        '0.png,a,,,,,"[[1, 2, 3, 4], [0, 0, 12, 10]]"\n'
+        "1.png,a,,,,,[]\n"
+        "2.png,a,,,,,\n"
+        "3.png,a,5,6,7,8,\n"
+        '4.png,a,5,6,7,8,"[[1, 2, 3, 4]]"\n'
+    )
+    dataset = open_dataset(write_csv(tmp_path, text))
+    assert all_boxes_of(dataset) == [[[1, 2, 3, 4], [0, 0, 12, 10]], [], [], [[5, 6, 7, 8]], [[1, 2, 3, 4]]]
+    assert dataset.marks is not None
+    assert dataset.marks.nothing_N.tolist() == [False, True, False, False, False]
+    assert dataset.notes == ()
+
+
+def test_of_many_objects_the_main_one_and_the_largest_stay(tmp_path: Path) -> None:
+    boxes = [[0, 0, 1, 1], *([0, 0, side, side] for side in range(2, 30))]
+    path = write_csv(tmp_path, f'file,label,boxes\n0.png,a,"{json.dumps(boxes)}"\n')
+    (found,) = all_boxes_of(open_dataset(path))
+    assert found == [[0, 0, 1, 1], *([0, 0, side, side] for side in range(15, 30))]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["[[1,2,3]]", "[1,2,3,4]", "[[1,2,1,4]]", "[[1,2,3,4],[3,2,1,4]]", "{}", "[", "none", '[[1,2,3,""x""]]', "[[]]",
+     "[[1,2,3,null]]", "[[1,2,3,1e400]]", "[" * 20_000, f"[[1,2,3,1{'0' * 400}]]"],
+)  # fmt: skip
+def test_bad_boxes_are_noted_and_their_photo_kept(tmp_path: Path, cell: str) -> None:
+    dataset = open_dataset(write_csv(tmp_path, f'file,label,boxes\n0.png,a,"{cell}"\n1.png,a,[]\n'))
+    assert all_boxes_of(dataset) == [[], []]
+    assert dataset.marks is not None
+    assert dataset.marks.nothing_N.tolist() == [False, True]
+    (note,) = dataset.notes
+    assert note.kind == "boxes"
+    assert "photos.csv line 2: 0.png has the boxes" in note.line
+    assert len(note.line) < 250
+
+
+def test_what_shows_nothing_has_no_box_and_no_mask(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    text = "file,label,x0,y0,x1,y1,boxes,mask\n0.png,a,1,2,3,4,[],\n1.png,a,,,,,[],half.png\n"
+    dataset = open_dataset(write_csv(tmp_path, text))
+    assert rows_of(dataset) == [[1, 2, 3, 4], None]
+    assert dataset.marks is not None
+    assert dataset.marks.nothing_N.tolist() == [False, False]
+    assert dataset.marks.mask_N.tolist() == [-1, 0]
+    assert [note.kind for note in dataset.notes] == ["boxes", "boxes"]
+
+
+def test_csv_gives_masks(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    text = "file,label,mask\n0.png,a,half.png\n1.png,a,\n2.png,a,odd.png\n0.png,a,half.png\n3.png,a,clear.png\n"
+    dataset = open_dataset(write_csv(tmp_path, text))
+    assert dataset.marks is not None
+    assert dataset.marks.mask_N.tolist() == [0, -1, 1, 0, 2]
+    half, odd, clear = dataset.marks.masks_SGG
+    assert half[:, :24].eq(0).all()
+    assert half[:, 24:].eq(255).all()
+    assert torch.equal(clear, half.flip(1))
+    assert odd.float().mean() / 255 == pytest.approx(26 * 46 / 7000, abs=0.002)  # 127 is not the subject, 128 is
+    around = boxes_around(dataset.marks.masks_SGG)
+    torch.testing.assert_close(around[0], torch.tensor([0.5, 0, 1, 1]))
+    torch.testing.assert_close(around[1], torch.tensor([0.22, 12 / 70, 0.68, 38 / 70]), atol=0.006, rtol=0)
+    assert [note.kind for note in dataset.notes] == ["repeated row"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"), [("black.png", "128 or more"), ("broken.png", "truncated"), ("no.png", "missing")]
+)
+def test_bad_mask_is_noted_and_its_photo_kept(tmp_path: Path, mask: str, said: str) -> None:
+    write_masks(tmp_path)
+    dataset = open_dataset(write_csv(tmp_path, f"file,label,mask\n0.png,a,{mask}\n1.png,a,half.png\n"))
+    assert dataset.marks is not None
+    assert dataset.marks.mask_N.tolist() == [-1, 0]
+    (note,) = dataset.notes
+    assert note.kind == "mask"
+    assert f"photos.csv line 2: 0.png has the mask {mask}" in note.line
+    assert said in note.line
+    if mask == "black.png":  # the remedy that it names
+        remedied = open_dataset(write_csv(tmp_path, "file,label,boxes,mask\n0.png,a,[],\n1.png,a,,half.png\n"))
+        assert remedied.notes == ()
+        assert remedied.marks is not None
+        assert remedied.marks.nothing_N.tolist() == [True, False]
+
+
+def test_photos_without_a_label_stay_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, "file,label,x0,y0,x1,y1\n0.png,b,,,,\n1.png,,1,2,3,4\n2.png,a,1,2,3,5\n")
+    named = open_dataset(path)
+    assert list(named.names) == ["0.png", "2.png"]
+    assert [note.kind for note in named.notes] == ["row without a label"]
+    every = open_dataset(path, unnamed=True)
+    assert every.classes == ("a", "b")
+    assert every.labels_N.tolist() == [1, -1, 0]
+    assert rows_of(every) == [None, [1, 2, 3, 4], [1, 2, 3, 5]]
+    assert every.notes == ()
+    assert every.with_classes("xab").labels_N.tolist() == [2, -1, 1]
+    found = scan(every, every.select([0, 1]), workers=0)
+    assert not found.fatal
+    assert scan(every.select([1]), workers=0).fatal == [
+        "none of the photos to train on has a label; name some of them, of two classes or more"
+    ]
+    assert scan(every.select([1, 2]), workers=0).fatal == [
+        "all photos to train on are of one class, 'a'; at least two are needed"
+    ]
 
 
 THINGS = 1_603  # a sheet and three tiles
@@ -212,7 +376,7 @@ def test_gathers_photos_and_things(recipe: Callable[[str], ModuleType], shared: 
         with Image.open(out / name) as image:
             assert image.size == (64, 64)
             assert image.getcolors() == [(64 * 64, colour(thing))]
-    found = rows_of(dataset.boxes_N4)[10:]
+    found = rows_of(dataset)[10:]
     assert found.pop(BROKEN_BOX) is None
     assert found == [[0, 5, 63, 64]] * (THINGS - 1)
 

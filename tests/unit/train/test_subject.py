@@ -150,9 +150,9 @@ def test_canvases_keep_photos_and_scale_boxes(boxed_photos: Path) -> None:
     photos = open_dataset(boxed_photos)
     kept = on_canvases(photos, 48, workers=0)
     assert kept.images_NCHW is not None
-    assert kept.boxes_N4 is not None
+    assert kept.marks is not None
     assert kept.extents_N2 is not None
-    assert photos.boxes_N4 is not None
+    assert photos.marks is not None
     assert kept.images_NCHW.shape == (160, 3, 48, 48)
     large = small = 0
     for index in range(160):
@@ -164,7 +164,7 @@ def test_canvases_keep_photos_and_scale_boxes(boxed_photos: Path) -> None:
                 expected = torch.from_numpy(np.array(image)).permute(2, 0, 1)
                 assert torch.equal(kept.images_NCHW[index][:, : image.height, : image.width], expected)
             large, small = large + (scale < 1), small + (scale == 1)
-        torch.testing.assert_close(kept.boxes_N4[index], photos.boxes_N4[index] * scale, equal_nan=True)
+        torch.testing.assert_close(kept.marks.boxes_NM4[index], photos.marks.boxes_NM4[index] * scale, equal_nan=True)
     assert large
     assert small
 
