@@ -15,6 +15,7 @@ The columns are file, label, boxes and mask. `label` is empty where a photo has 
 known to show nothing, empty where that is not known. `mask` is empty where there is none.
 
 Labels are `set/class`, and for subjects and COCO `object/name`, of the main object where that is clearly the main one.
+A name that photos or things have already is theirs (`thing/banana`, `catdog/cat`), so that no two classes are one.
 Photos of SHARED/photos and subjects have three rows each and COCO's two, so that they are learnt from as often beside
 the things, which are small. unlabelled.csv has the photos of which nothing is known, in no row of the others.
 
@@ -60,15 +61,19 @@ IMAGENETTE = {
     "n03888257": "parachute",
 }
 
-VOC_NAMES = {
+OTHER_NAMES = {
     "aeroplane": "airplane",
     "diningtable": "dining_table",
+    "keyboard": "computer_keyboard",
     "motorbike": "motorcycle",
+    "mouse": "computer_mouse",
     "pottedplant": "potted_plant",
+    "remote": "remote_control",
     "sofa": "couch",
+    "teddy_bear": "teddy",
     "tvmonitor": "tv",
 }
-"""Objects that PASCAL VOC calls otherwise than COCO."""
+"""Objects that PASCAL VOC calls otherwise than COCO, or COCO otherwise than the things."""
 
 NO_NAME = "salient"
 """The label in SHARED/subjects of a subject that nobody named."""
@@ -223,6 +228,11 @@ def gather(
         thing_rows, cuts = plan_things(sheets)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise PatchlightError(f"{shared}, {sheets} or {coco}: is not as shared/DATA.md says ({error!r})") from None
+    known = {row.label.partition("/")[2]: row.label for row in photo_rows + thing_rows if row.label}
+    subject_rows, coco_rows = (
+        [row._replace(label=known.get(row.label.partition("/")[2], row.label)) for row in own]
+        for own in (subject_rows, coco_rows)
+    )
     rows = photo_rows + subject_rows + coco_rows + thing_rows
     times = [photos_times] * len(photo_rows) + [subjects_times] * len(subject_rows)
     times += [coco_times] * len(coco_rows) + [1] * len(thing_rows)
@@ -387,7 +397,8 @@ def main_name(photo: dict[str, Any], width: int, height: int) -> str:
     area, label = named[0]
     if area < LEAST_SHARE * width * height or any(area < CLEARLY * other for other, name in named if name != label):
         return ""
-    return f"object/{VOC_NAMES.get(label, label.replace(' ', '_'))}"
+    name = label.replace(" ", "_")
+    return f"object/{OTHER_NAMES.get(name, name)}"
 
 
 def pieces(components: list[list[float]]) -> list[list[float]]:
