@@ -163,6 +163,27 @@ def test_boxes_read_from_what_masks_teach_enclose_thin_parts() -> None:
     assert overlap_of(by_mask_Bhw) < 0.85  # which is why they are mixed
 
 
+def test_masks_alone_are_enough(photos: Path, tmp_path: Path) -> None:
+    """As the refusal of photos without boxes says."""
+    with photos.open(newline="") as file:
+        rows = [row for row in csv.reader(file) if row[3]]
+    table = tmp_path / "photos.csv"
+    for columns, given in (("boxes,mask", ['"[]"', ""]), ("mask", [""])):
+        lines = [",".join([str(photos.parent / row[0]), row[1], *given]) for row in rows[1:]]
+        table.write_text("\n".join([f"file,label,{columns}", *lines]) + "\n")
+        with pytest.raises(PatchlightError, match=r"has no boxes; give a CSV .* or file,label,mask"):
+            learner_for(table)
+    lines = [f"{photos.parent / row[0]},{row[1]},{photos.parent / row[3]}" for row in rows[1:]]
+    table.write_text("\n".join(["file,label,mask", *lines]) + "\n")
+    learner, batch = learner_for(table)
+    for box, row in zip(learner.boxes_NM4[:, 0], rows[1:], strict=True):
+        with Image.open(photos.parent / row[3]) as mask:
+            true_box = mask.getbbox()
+            assert true_box is not None
+            torch.testing.assert_close(box, torch.tensor(true_box).float(), atol=0.5, rtol=0)
+    assert learner.prepare(batch, cropped=False)[4].float().mean() > 0.7
+
+
 # Several objects, and photos of which less is known
 
 
