@@ -94,17 +94,20 @@ class Dataset:
         names: Names,
         *,
         images_NCHW: Tensor | None = None,
+        image_N: Tensor | None = None,
         files: Stored | None = None,
         marks: Marks | None = None,
         notes: Iterable[Note] = (),
     ) -> None:
         assert (images_NCHW is None) != (files is None)
         assert len(labels_N) == len(names)
+        assert image_N is None or len(image_N) == len(names)
         assert marks is None or len(marks) == len(names)
         self.classes = tuple(classes)
         self.labels_N = labels_N  # int64; -1 where a photo has none
         self.names = names
         self.images_NCHW = images_NCHW  # uint8, if the whole set is in memory
+        self.image_N = image_N  # int64, which of these images each photo is, where some have more than one row; or None
         self.marks = marks
         self.extents_N2: Tensor | None = None  # (height, width) of photos that fill a part of their images
         self.notes = tuple(notes)
@@ -127,12 +130,15 @@ class Dataset:
         """The photo, see `decode`; raises `ImageError`, which names it."""
         if self._files is None:
             assert self.images_NCHW is not None
-            return decode(Image.fromarray(self.images_NCHW[index].permute(1, 2, 0).contiguous().numpy()))
+            return decode(Image.fromarray(self.images_NCHW[self._image(index)].permute(1, 2, 0).contiguous().numpy()))
         name = self.names[index]
         try:
             return decode(self._files.source(index, name), fast_size=fast_size)
         except ImageError as error:
             raise ImageError(printable(name), error.reason, error.detail) from None
+
+    def _image(self, index: int) -> int:
+        return index if self.image_N is None else int(self.image_N[index])
 
     def content_hash(self, index: int) -> bytes:
         """The sha256 of the photo's file, the same for every copy of it; of its name, if it cannot be read."""
@@ -140,7 +146,7 @@ class Dataset:
             return self._hashes[index]
         if self._files is None:
             assert self.images_NCHW is not None
-            return hashlib.sha256(self.images_NCHW[index].contiguous().numpy().tobytes()).digest()
+            return hashlib.sha256(self.images_NCHW[self._image(index)].contiguous().numpy().tobytes()).digest()
         name = self.names[index]
         try:
             source = self._files.source(index, name)
@@ -177,6 +183,8 @@ class Dataset:
             self.marks.digest_into(digest)
         if self.images_NCHW is not None:
             digest.update(self.images_NCHW.contiguous().numpy().tobytes())
+            if self.image_N is not None:
+                digest.update(self.image_N.numpy().tobytes())
             return digest.hexdigest()
         assert self._files is not None
         for name in self.names:
@@ -190,12 +198,13 @@ class Dataset:
     def select(self, indices: Iterable[int] | Tensor) -> "Dataset":
         """These photos, in this order, with the same classes."""
         chosen = torch.as_tensor(indices if isinstance(indices, Tensor) else list(indices), dtype=torch.int64)
-        places = chosen.numpy()
+        places, shared = chosen.numpy(), self.image_N is not None
         dataset = Dataset(
             self.classes,
             self.labels_N[chosen],
             Names(self.names[i] for i in places),
-            images_NCHW=None if self.images_NCHW is None else self.images_NCHW[chosen],
+            images_NCHW=self.images_NCHW if self.images_NCHW is None or shared else self.images_NCHW[chosen],
+            image_N=None if self.image_N is None else self.image_N[chosen],
             files=None if self._files is None else self._files.select(places),
             marks=None if self.marks is None else self.marks.select(chosen),
             notes=self.notes,
@@ -221,7 +230,10 @@ class Dataset:
         return dataset
 
     def prepared(self, config: PreprocessConfig, device: torch.device | str) -> Tensor:
-        """The images in memory as `config` resizes and crops them, on this device: (N, C, H, W) uint8. Kept."""
+        """The images in memory as `config` resizes and crops them, on this device: (N, C, H, W) uint8. Kept.
+
+        With `image_N` these are fewer than the photos.
+        """
         assert self.images_NCHW is not None
         key = (config, torch.device(device))
         if self._prepared is None or self._prepared[0] != key:
@@ -229,7 +241,8 @@ class Dataset:
                 images_NCHW, size = self.images_NCHW, tuple(self.images_NCHW.shape[2:])
                 if not config.image_size == config.scaled_size == size:
                     preprocess = Preprocess(config)
-                    images_NCHW = torch.stack([_as_bytes(_levels(preprocess, self.read(i))) for i in range(len(self))])
+                    each = (Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images_NCHW)
+                    images_NCHW = torch.stack([_as_bytes(_levels(preprocess, decode(image))) for image in each])
                 self._prepared = key, images_NCHW.to(device)
         return self._prepared[1]
 
@@ -369,16 +382,20 @@ def batches(
         world=world,
     )
     if dataset.images_NCHW is not None:
-        return _from_memory(dataset.prepared(config, device), dataset.labels_N.to(device), stream)
+        image_N = None if dataset.image_N is None else dataset.image_N.to(device)
+        return _from_memory(dataset.prepared(config, device), image_N, dataset.labels_N.to(device), stream)
     task = _CutPhotos(dataset, seed, augment, config)
     read = in_workers(task, (places_3B.tolist() for places_3B in stream), workers, pin=device.type == "cuda")
     return (Batch(*(part.to(device, non_blocking=True) for part in batch)) for batch in read)
 
 
-def _from_memory(images_NCHW: Tensor, labels_N: Tensor, stream: Iterator[Tensor]) -> Generator[Batch, None, None]:
+def _from_memory(
+    images_NCHW: Tensor, image_N: Tensor | None, labels_N: Tensor, stream: Iterator[Tensor]
+) -> Generator[Batch, None, None]:
     for places_3B in stream:
         epochs_B, samples_B, repeats_B = places_3B.to(images_NCHW.device, non_blocking=True)
-        yield Batch(images_NCHW[samples_B], labels_N[samples_B], epochs_B, samples_B, repeats_B)
+        image_B = samples_B if image_N is None else image_N[samples_B]
+        yield Batch(images_NCHW[image_B], labels_N[samples_B], epochs_B, samples_B, repeats_B)
 
 
 class _CutPhotos:
@@ -423,7 +440,8 @@ def evaluation_batches(
     levels: Iterator[Tensor]
     if dataset.images_NCHW is not None:
         images_NCHW = dataset.prepared(config, device)
-        levels = (images_NCHW[chunk[0] : chunk[-1] + 1] for chunk in chunks)
+        image_N = torch.arange(len(dataset)) if dataset.image_N is None else dataset.image_N
+        levels = (images_NCHW[image_N[chunk].to(device)] for chunk in chunks)
     else:
         levels = in_workers(_PreparePhotos(dataset, config), chunks, workers, pin=device.type == "cuda")
     for chunk, levels_BCHW in zip(chunks, levels, strict=True):

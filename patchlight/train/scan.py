@@ -135,18 +135,25 @@ def _read_all(
         if tell is not None:
             tell(done + len(dataset), total)
         return _Contents([], [])
-    hashes: list[bytes] = []
+    rows: dict[str, list[int]] = {}  # photos with more than one row are read once
+    for index, name in enumerate(dataset.names):
+        rows.setdefault(name, []).append(index)
+    of_each, read = list(rows.values()), 0
+    hashes = [b""] * len(dataset)
     contents = _Contents([], [], hashes)
-    chunks = [range(i, min(i + _CHUNK, len(dataset))) for i in range(0, len(dataset), _CHUNK)]
+    chunks = [[same[0] for same in of_each[i : i + _CHUNK]] for i in range(0, len(of_each), _CHUNK)]
     # A process is slower to start than a few photos are to read.
     for found in in_workers(_ReadPhotos(dataset), chunks, workers if len(dataset) > 4 * _CHUNK else 0):
         for content, failure in found:
             if failure is not None:
-                contents.unreadable.append(len(hashes))
+                contents.unreadable += of_each[read]
                 contents.notes.append(Note("unreadable photo", f"left out, {failure}"))
-            hashes.append(content)
+            for index in of_each[read]:
+                hashes[index] = content
+            done, read = done + len(of_each[read]), read + 1
         if tell is not None:
-            tell(done + len(hashes), total)
+            tell(done, total)
+    contents.unreadable.sort()
     return contents
 
 

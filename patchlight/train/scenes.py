@@ -61,8 +61,9 @@ class Scenes(nn.Module):
         size_S2 = around_S4[:, 2:] - around_S4[:, :2]
         # What a side of its photo cuts off would end in the air; but for the lower one, where it may stand in grass.
         uncut_S = (around_S4[:, :2] > 0.01).all(1) & (around_S4[:, 2] < 0.99)
+        image_G = nothing_G if training.image_N is None else training.image_N[nothing_G]
         tensors = {
-            "canvases_GCHW": training.images_NCHW[nothing_G],
+            "canvases_GCHW": training.images_NCHW[image_G],
             "extents_G2": training.extents_N2[nothing_G].float(),
             "around_S4": around_S4,
             "pastable_S": uncut_S & (size_S2.amin(1) > 0.1),

@@ -359,14 +359,26 @@ def on_canvases(dataset: Dataset, side: int, workers: int) -> Dataset:
 
     Those that do not fit are made smaller, and their boxes with them. What cannot be read any more is refused.
     """
-    step = 64
-    chunks = [list(range(i, min(i + step, len(dataset)))) for i in range(0, len(dataset), step)]
-    images_NCHW = torch.empty((len(dataset), 3, side, side), dtype=torch.uint8)
-    extents_N2, scale_N = torch.empty((len(dataset), 2)), torch.empty(len(dataset))
-    for chunk, found in zip(chunks, in_workers(_Canvases(dataset, side), chunks, workers), strict=True):
-        rows = slice(chunk[0], chunk[-1] + 1)
-        images_NCHW[rows], extents_N2[rows], scale_N[rows] = found
-    kept = Dataset(dataset.classes, dataset.labels_N, dataset.names, images_NCHW=images_NCHW, notes=dataset.notes)
+    # Photos with more than one row are read, and kept, once.
+    place: dict[str, int] = {}
+    image_N = torch.tensor([place.setdefault(name, len(place)) for name in dataset.names], dtype=torch.int64)
+    _, first_I = np.unique(image_N.numpy(), return_index=True)
+    step, count = 64, len(place)
+    chunks = [first_I[i : i + step].tolist() for i in range(0, count, step)]
+    images_ICHW = torch.empty((count, 3, side, side), dtype=torch.uint8)
+    extents_I2, scale_I = torch.empty((count, 2)), torch.empty(count)
+    for start, found in zip(range(0, count, step), in_workers(_Canvases(dataset, side), chunks, workers), strict=True):
+        rows = slice(start, start + step)
+        images_ICHW[rows], extents_I2[rows], scale_I[rows] = found
+    extents_N2, scale_N = extents_I2[image_N], scale_I[image_N]
+    kept = Dataset(
+        dataset.classes,
+        dataset.labels_N,
+        dataset.names,
+        images_NCHW=images_ICHW,
+        image_N=None if count == len(dataset) else image_N,
+        notes=dataset.notes,
+    )
     kept.extents_N2 = extents_N2
     kept._hashes = dataset._hashes
     kept._fingerprint = dataset.fingerprint()  # of the files; hashing all these pixels would take as long as reading
@@ -442,7 +454,8 @@ def evaluate_subjects(
         boxes_BM4, extent_B2 = photos.marks.boxes_NM4[rows].to(device), photos.extents_N2[rows].to(device)
         part_B4 = torch.cat((torch.zeros_like(extent_B2), extent_B2.flip(1)), 1)
         as_it_is_B = torch.zeros(len(part_B4), dtype=torch.bool, device=device)
-        images_BCHW = cut_parts(photos.images_NCHW[rows].to(device), part_B4, as_it_is_B, model.config.image_size)
+        canvases_BCHW = photos.images_NCHW[rows if photos.image_N is None else photos.image_N[rows]]
+        images_BCHW = cut_parts(canvases_BCHW.to(device), part_B4, as_it_is_B, model.config.image_size)
         logits_BK, score_Bhw = look(model, normalise(images_BCHW, config.preprocess))
         right += int((logits_BK.argmax(1).cpu() == photos.labels_N[rows]).sum())
         share_Bhw = (heat.scale * score_Bhw.float() + heat.bias).sigmoid()
