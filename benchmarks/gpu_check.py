@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="eager is always among them")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--device", default="cuda", help="cpu checks the check: nothing is recorded there")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--cudnn", action="store_true", help="let attention choose cuDNN's kernel in training, too")
@@ -199,8 +199,10 @@ def check_learner(learner: str, photos: Path, folder: Path, given: argparse.Name
         ten = min(10, len(losses))
         mean, eager_mean = (np.convolve(each, np.ones(ten) / ten, "valid") for each in (losses, found["eager"][0]))
         apart = float(np.abs(mean / eager_mean - 1).max())
-        worst = max(seen.apart, key=lambda name: seen.apart[name])
-        gradient = seen.apart[worst]
+        # The mean over the steps: what is wrong stays wrong, and rounding (most of it in DINO and MAE) comes and goes.
+        means = {name: float(np.mean(far)) for name, far in seen.far.items()}
+        worst = max(means, key=lambda name: means[name])
+        gradient = means[worst]
         say(
             f"{learner:10} {mode:10} {gradient:9.4f} {apart:7.4f} {losses[-ten:].mean():9.4f} "
             f"{1000 * seconds / given.steps:9.1f}  {worst}"
@@ -216,8 +218,8 @@ def check_learner(learner: str, photos: Path, folder: Path, given: argparse.Name
 
 class Seen:
     def __init__(self) -> None:
-        self.apart: dict[str, float] = {"(none)": 0.0}
-        """Of each matrix, the farthest from float32 in any of the steps that were looked at."""
+        self.far: dict[str, list[float]] = {"(none)": [0.0]}
+        """How far each matrix is from float32, at each of the steps that were looked at."""
         self.recorded = False
 
 
@@ -260,7 +262,7 @@ def watched(*, recorded: bool, steps: int) -> Iterator[Seen]:
                     continue
                 for place, far in enumerate(far_apart(gradient, parameter.grad, matrices_in(name, parameter))):
                     part = name if matrices_in(name, parameter) == 1 else f"{name} [{'qkv'[place]}]"
-                    seen.apart[part] = max(seen.apart.get(part, 0.0), far)
+                    seen.far.setdefault(part, []).append(far)
             for parameter, gradient in zip(self.parameters, kept, strict=True):
                 parameter.grad = gradient
             for buffer, value in zip(self.learner.buffers(), after, strict=True):

@@ -53,6 +53,8 @@ def test_gradients_do_not_depend_on_what_came_before(first: str) -> None:
 
 
 @pytest.mark.gpu
+# Dynamo of torch 2.11 asks an activation for its gradient, and warns itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("heads_are_kept", [True, False])
 def test_compiled_blocks_pass_the_right_gradients(heads_are_kept: bool) -> None:
     """With the queries and keys of the last block read beside what it answers, as learning to find subjects does."""
