@@ -311,7 +311,7 @@ def colour(thing: int) -> tuple[int, int, int]:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five photos in two zip files, and things that are each of one colour."""
+    """Five photos in two zip files, four of subjects (the last is held out), and things of one colour each."""
     folder = tmp_path_factory.mktemp("shared")
     (folder / "photos").mkdir()
     labels = ("imagenette/n02102040", "pet/Sphynx", "bird/073.Blue_Jay", "pet/beagle", "car/car")
@@ -327,6 +327,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     masks_232x32[:, 4:9, 16:30] = 1
     bits = np.packbits(masks_232x32.reshape(2, -1), axis=1)
     np.savez(folder / "photos" / "masks.npz", ids=np.array([3, 1], np.int32), bits_32x32=bits)
+    (folder / "subjects").mkdir()
+    with zipfile.ZipFile(folder / "subjects" / "subjects-00.zip", "w") as archive:
+        for key in (5, 6, 7, 16):
+            archive.writestr(f"{key:06}.webp", photo_file(key))
+    objects = {
+        # The smaller cat is no reason to call the photo otherwise, and the dog as large as the cat is.
+        "000005": {"set": "voc", "boxes": [[0, 0, 80, 80], [90, 0, 100, 10]], "labels": ["cat", "sofa"]},
+        "000006": {"set": "voc", "boxes": [[0, 0, 80, 80], [80, 0, 160, 80]], "labels": ["cat", "dog"]},
+        "000007": {"set": "duts", "boxes": [[20, 16, 90, 36]], "labels": ["salient"]},
+        "000016": {"set": "duts", "boxes": [[20, 16, 90, 36]], "labels": ["salient"]},
+    }
+    (folder / "subjects" / "boxes.json").write_text(json.dumps(objects))
+    mask_48x48 = np.zeros((48, 48), np.uint8)
+    mask_48x48[6:12, 6:24] = 1
+    bits = np.packbits(mask_48x48.reshape(1, -1), axis=1)
+    np.savez(folder / "subjects" / "masks.npz", ids=np.array([7], np.int32), bits_48x48=bits)
     (folder / "things").mkdir()
     for number in range(2):
         sheet = Image.new("RGB", (2560, 2560))
@@ -356,27 +372,43 @@ def test_gathers_photos_and_things(recipe: Callable[[str], ModuleType], shared: 
     assert [entry.name for entry in tmp_path.iterdir()] == ["gathered"]
     with open(out / "photos.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
-    assert rows[0] == ["file", "label", "x0", "y0", "x1", "y1"]
-    assert rows[1:6] == [
-        ["photos/000000.webp", "imagenette/English_springer", "", "", "", ""],
-        ["photos/000001.webp", "pet/Sphynx", "80.0", "16.0", "150.0", "36.0"],  # the mask's, over 160 x 128 pixels
-        ["photos/000002.webp", "bird/073.Blue_Jay", "45.9", "10.2", "97.9", "96.8"],
-        ["photos/000003.webp", "pet/beagle", "1", "2", "3", "4"],
-        ["photos/000004.webp", "car/car", "", "", "", ""],
+    assert rows[0] == ["file", "label", "boxes", "mask"]
+    photos = [
+        ["photos/000000.webp", "imagenette/English_springer", "", ""],
+        # The mask's box, over 160 x 128 pixels.
+        ["photos/000001.webp", "pet/Sphynx", "[[80.0, 16.0, 150.0, 36.0]]", "masks/photos/000001.png"],
+        ["photos/000002.webp", "bird/073.Blue_Jay", "[[45.9, 10.2, 97.9, 96.8]]", ""],
+        ["photos/000003.webp", "pet/beagle", "[[1, 2, 3, 4]]", "masks/photos/000003.png"],
+        ["photos/000004.webp", "car/car", "", ""],
     ]
-    assert rows[6:11] == rows[1:6]
+    subjects = [
+        ["subjects/voc/000005.webp", "object/cat", "[[0, 0, 80, 80], [90, 0, 100, 10]]", ""],
+        ["subjects/voc/000006.webp", "", "[[0, 0, 80, 80], [80, 0, 160, 80]]", ""],
+        ["subjects/duts/000007.webp", "", "[[20, 16, 90, 36]]", "masks/subjects/duts/000007.png"],
+    ]
+    twice, thrice = ([row for row in own for _ in range(times)] for own, times in ((photos, 2), (subjects, 3)))
+    assert rows[1:-THINGS] == twice + thrice
+    assert (
+        out / "held_out.csv"
+    ).read_text() == 'file,label,boxes,mask\nsubjects/duts/000016.webp,,"[[20, 16, 90, 36]]",\n'
     for key in range(5):
         assert (out / f"photos/{key:06}.webp").read_bytes() == photo_file(key)
-    dataset = open_dataset(out / "photos.csv")
+    for key, name in ((5, "voc"), (6, "voc"), (7, "duts")):
+        assert (out / f"subjects/{name}/{key:06}.webp").read_bytes() == photo_file(key)
+    with Image.open(out / "masks/subjects/duts/000007.png") as mask:
+        assert mask.size == (48, 48)
+        assert mask.getbbox() == (6, 6, 24, 12)
+    dataset = open_dataset(out / "photos.csv", unnamed=True)
     assert [note.kind for note in dataset.notes] == ["repeated row"]
-    assert len(dataset) == 2 * 5 + THINGS
+    named = 2 * 5 + 3 * 3
+    assert len(dataset) == named + THINGS
     for thing in (0, 1, 39, 40, 1599, 1600, 1602):
-        name, label = dataset.names[10 + thing], dataset.classes[int(dataset.labels_N[10 + thing])]
+        name, label = dataset.names[named + thing], dataset.classes[int(dataset.labels_N[named + thing])]
         assert label == ("thing/sea_slug", "thing/trilobite")[thing % 2]
         with Image.open(out / name) as image:
             assert image.size == (64, 64)
             assert image.getcolors() == [(64 * 64, colour(thing))]
-    found = rows_of(dataset)[10:]
+    found = rows_of(dataset)[named:]
     assert found.pop(BROKEN_BOX) is None
     assert found == [[0, 5, 63, 64]] * (THINGS - 1)
 

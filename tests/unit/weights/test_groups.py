@@ -157,13 +157,19 @@ def test_damaged_groups_are_named(tmp_path: Path, groups: object) -> None:
         pl.load(tmp_path / "model")
 
 
-def test_the_default_models_groups_are_those_of_its_recipe() -> None:
+def test_the_recipes_table_groups_every_class_of_the_default_model() -> None:
+    """The model was made with an earlier table, which had fewer groups; animals and vehicles are the same in both."""
     loaded = pl.load("default")
     assert loaded.labels is not None
-    assert loaded.groups == read_groups(ROOT / "recipes" / "default_groups.csv", loaded.labels)
-    unknown = [label for label, path in zip(loaded.labels, loaded.groups.paths, strict=True) if path == "unknown"]
-    assert unknown == ["thing/brain_coral", "thing/coral_reef", "thing/spider_web", "thing/trilobite", "wild/other"]
-    assert loaded.groups.names == ("animal", "thing", "vehicle")
+    table = ROOT / "recipes" / "default_groups.csv"
+    (without,) = [line for line in gaps_of(table, loaded.labels) if line.endswith("so they are unknown")]
+    assert "no row fits 'wild/other' of the" in without  # alone: foxes, turkeys, tracks
+    groups = read_groups(table, loaded.labels)
+    for label, told, wanted in zip(loaded.labels, loaded.groups.paths, groups.paths, strict=True):
+        if told.startswith("animal") or wanted.startswith("animal"):
+            assert told == wanted, label
+        assert told.startswith("vehicle") == wanted.startswith("vehicle"), label
+    assert set(groups.names) > {"animal", "person", "vehicle", "food", "plant", "household", "building", "thing"}
 
 
 def test_a_cat_is_an_animal_and_a_cup_is_none() -> None:
