@@ -10,10 +10,12 @@ is taught to name the subject and, in the last block, to look at it: photos with
 random parts of the photos put it anywhere.
 
 The model that is in the package now was made by an earlier form of this recipe, from photos.csv without `subjects` and
-COCO, one box a photo and 560 classes; what follows is about that one. Measured once, seed 0, on one H200 (torch 2.11), 6 minutes from the start of the process
-to the finished folder: 25 s to read 60,013 photos, 40 s to compile, 5 minutes for 3 million samples (10,500 a second).
-On photos that it was not trained on (python benchmarks/default_model.py RUN), boxes that overlap the true one by half or
-more, and the mean overlap:
+COCO, one box a photo and 560 classes; what follows is about that one. Measured once, seed 0, on one H200 (torch 2.11),
+6 minutes from the start of the process to the finished folder: 25 s to read 60,013 photos, 40 s to compile, 5 minutes
+for 3 million samples (10,500 a second).
+
+On photos that it was not trained on (python benchmarks/default_model.py RUN), boxes that overlap the true one by half
+or more, and the mean overlap:
 
 | | pets (295) | birds (300) | deer (100) | all |
 |---|---|---|---|---|
