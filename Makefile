@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format clean
+.PHONY: demo test check wheel format clean
 
 demo: .venv/installed
 	$(BIN)/patchlight crop demo --out out/demo
@@ -17,6 +17,18 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/contract
+
+# What `pip install patchlight` will give: built, installed into an empty environment, and used in an empty folder.
+wheel: .venv/installed-dev
+	rm -rf out/wheel
+	$(BIN)/python -m build --outdir out/wheel .
+	$(PYTHON) -m venv out/wheel/venv
+	out/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt out/wheel/*.whl
+	mkdir out/wheel/empty
+	cd out/wheel/empty && ../venv/bin/patchlight crop ../../../demo --out cropped && test -s cropped/report.html
+	cd out/wheel/empty && ../venv/bin/patchlight recipes --copy recipes && test -s recipes/cifar10.py
+	cd out/wheel/empty && ../venv/bin/python -c "import pathlib, patchlight; \
+	  assert 'wheel' in patchlight.__file__; assert pathlib.Path(patchlight.__file__).with_name('py.typed').exists()"
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

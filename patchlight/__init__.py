@@ -6,7 +6,7 @@ Names are imported when they are first used, so that `import patchlight` does no
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from patchlight.classification import Prediction as Prediction

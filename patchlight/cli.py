@@ -14,6 +14,7 @@ from patchlight.commands.crop import crop
 from patchlight.commands.evaluate import evaluate
 from patchlight.commands.models import costs, inspect, models
 from patchlight.commands.photos import classify, look, serve
+from patchlight.commands.recipes import recipes
 from patchlight.commands.train import finetune, publish, train
 from patchlight.errors import PatchlightError
 from patchlight.signals import Stopped, interrupt_once
@@ -55,7 +56,7 @@ def patchlight(
 
 
 # In the order of the help.
-for command in (costs, inspect, models, classify, crop, serve, look, train, finetune, publish, evaluate):
+for command in (costs, inspect, models, classify, crop, serve, look, recipes, train, finetune, publish, evaluate):
     app.command(cls=_Command)(command)
 
 

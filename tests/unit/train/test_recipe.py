@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from patchlight.cli import app
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.train.config import DataConfig, TrainConfig
 from patchlight.train.objective import check_teacher
-from patchlight.train.recipe import read_recipe, recipe_config, recipe_teacher
+from patchlight.train.recipe import bundled_recipes, find_recipe, read_recipe, recipe_config, recipe_teacher
 
 
 def written(folder: Path, text: str) -> str:
@@ -62,3 +64,38 @@ def test_a_teacher_of_other_classes_is_refused(teacher: Any, message: str) -> No
     with pytest.raises(PatchlightError, match=message):
         check_teacher(teacher, config, torch.device("cpu"))
     check_teacher(lambda images: torch.zeros(len(images), 10), config, torch.device("cpu"))
+
+
+def test_bundled_recipes_are_found_by_name_and_all_can_be_read() -> None:
+    bundled = bundled_recipes()
+    names = [each.path.stem for each in bundled if each.is_recipe]
+    assert {"cifar10", "cifar10_cpu", "default", "dino_photos", "mae_photos"} <= set(names)
+    assert "fetch_cifar10" in {each.path.stem for each in bundled if not each.is_recipe}
+    assert all(each.summary and not each.summary.endswith(".") for each in bundled)
+    for name in names:
+        assert isinstance(recipe_config(read_recipe(name), {}), TrainConfig)
+
+
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PatchlightError, match=r"^cifar: there is no such recipe; .*one of .*cifar10_cpu.*"):
+        read_recipe("cifar")
+    written(tmp_path, "x = 1\n")
+    (tmp_path / "cifar10").mkdir()  # a folder of that name does not stand in for the recipe
+    assert find_recipe("cifar10").is_file()
+
+
+def test_recipes_command_lists_and_copies_what_runs_from_the_copy(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["recipes"])
+    assert listed.exit_code == 0
+    assert "patchlight train cifar10 " in listed.output
+    assert "python fetch_cifar10.py" in listed.output
+    copy = tmp_path / "copy"
+    assert runner.invoke(app, ["recipes", "--copy", str(copy)]).exit_code == 0
+    assert recipe_config(read_recipe(str(copy / "cifar10_hybrid.py")), {}).model.stem == "convolutions"
+    again = runner.invoke(app, ["recipes", "--copy", str(copy)])
+    assert isinstance(again.exception, PatchlightError)
+    assert "is there already" in str(again.exception)
