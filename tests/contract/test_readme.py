@@ -1,4 +1,4 @@
-"""What README.md tells people to type works, the examples in docs/tokens.md too, and the files that docs/architecture.md names are there."""
+"""What README.md tells people to type works, the examples in docs/tokens.md too; docs/architecture.md names every file."""
 
 import re
 import shlex
