@@ -1,4 +1,4 @@
-"""What README.md tells people to type works, the examples in docs/tokens.md too; docs/architecture.md names every file."""
+"""What README.md and docs/tokens.md tell people to type works; docs/architecture.md names every file."""
 
 import re
 import shlex
