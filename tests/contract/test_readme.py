@@ -1,4 +1,4 @@
-"""What README.md and docs/tokens.md tell people to type works; docs/architecture.md names every file."""
+"""What README.md and the docs tell people to type works; docs/architecture.md names every file."""
 
 import re
 import shlex
@@ -10,10 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [README, (ROOT / "docs" / "tokens.md").read_text()]
+PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("attention", "loading", "models", "tokens"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PYTHON_BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
-COMMANDS = re.findall(r"^    (patchlight .*)$", README, re.MULTILINE)
+COMMANDS = [command for page in PAGES for command in re.findall(r"^    (patchlight .*)$", page, re.MULTILINE)]
 TREE = re.search(r"```text\n(.*?)```", ARCHITECTURE, re.DOTALL)
 
 
