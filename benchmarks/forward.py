@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from patchlight.config import variant
+from patchlight.families import variant
 from patchlight.models.vit import ViT
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from patchlight.config import variant
+from patchlight.families import variant
 from patchlight.models.vit import ViT
 
 FLOOR = 0.9

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from patchlight.config import PreprocessConfig, variant
+from patchlight.config import PreprocessConfig
+from patchlight.families import variant
 from patchlight.models.vit import ViT
 from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.train.data import Batch

@@ -1,4 +1,4 @@
-"""What a model is: frozen settings that check themselves, and the sizes that the literature names.
+"""What a model is and how photos are prepared: frozen settings that check themselves.
 
 Nothing here imports torch, so that the command line answers at once.
 """
@@ -400,39 +400,6 @@ class PreprocessConfig(JsonConfig):
         if self.resize == "none":
             effect |= {"interpolation": None, "resize_in": None}
         return effect
-
-
-SIZES: dict[str, dict[str, int]] = {
-    "mu": {"width": 32, "depth": 1, "num_heads": 2},
-    "Ti": {"width": 192, "depth": 12, "num_heads": 3},
-    "S": {"width": 384, "depth": 12, "num_heads": 6},
-    "M": {"width": 512, "depth": 12, "num_heads": 8},
-    "B": {"width": 768, "depth": 12, "num_heads": 12},
-    "L": {"width": 1024, "depth": 24, "num_heads": 16},
-    "So400m": {"width": 1152, "depth": 27, "num_heads": 16, "mlp_dim": 4304},
-    "H": {"width": 1280, "depth": 32, "num_heads": 16},
-    "g": {"width": 1408, "depth": 40, "num_heads": 16, "mlp_dim": 6144},
-    "G": {"width": 1664, "depth": 48, "num_heads": 16, "mlp_dim": 8192},
-    "e": {"width": 1792, "depth": 56, "num_heads": 16, "mlp_dim": 15360},
-}
-
-
-def variant(name: str, **changes: Any) -> ViTConfig:
-    """The config that the literature calls `name`, a size and a patch such as "B/16", with `changes` on top."""
-    size, slash, patch = str(name).partition("/")
-    require(
-        size in SIZES and bool(slash) and patch.isascii() and patch.isdigit() and int(patch) > 0,
-        f"unknown variant {name!r}; write SIZE/PATCH such as 'S/16', with SIZE one of {', '.join(SIZES)}",
-    )
-    check_names(ViTConfig, changes)
-    asked_patch = changes.pop("patch_size", int(patch))
-    require(
-        asked_patch in (int(patch), (int(patch), int(patch)), [int(patch), int(patch)]),
-        f"variant {name!r} has patch_size={patch}, but patch_size={asked_patch} was asked for; leave one of them out, "
-        f"or write ViTConfig(...) in full",
-    )
-    settings: dict[str, Any] = {"patch_size": (int(patch), int(patch))} | SIZES[size] | changes
-    return ViTConfig(**settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,9 @@ Both work in stages: each halves the grid of the one before it and is wider. Not
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args, overload
+from typing import Any, Literal, Self, overload
 
 from patchlight.config import JsonConfig, Size, ViTConfig, check_names, check_types, require
-from patchlight.config import variant as vit_variant
 from patchlight.errors import PatchlightError
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
@@ -258,6 +257,19 @@ CONFIGS: dict[str, type[ViTConfig] | type[SwinConfig] | type[ConvNeXtConfig]] = 
     "convnext": ConvNeXtConfig,
 }
 
+VIT_SIZES: dict[str, dict[str, int]] = {
+    "mu": {"width": 32, "depth": 1, "num_heads": 2},
+    "Ti": {"width": 192, "depth": 12, "num_heads": 3},
+    "S": {"width": 384, "depth": 12, "num_heads": 6},
+    "M": {"width": 512, "depth": 12, "num_heads": 8},
+    "B": {"width": 768, "depth": 12, "num_heads": 12},
+    "L": {"width": 1024, "depth": 24, "num_heads": 16},
+    "So400m": {"width": 1152, "depth": 27, "num_heads": 16, "mlp_dim": 4304},
+    "H": {"width": 1280, "depth": 32, "num_heads": 16},
+    "g": {"width": 1408, "depth": 40, "num_heads": 16, "mlp_dim": 6144},
+    "G": {"width": 1664, "depth": 48, "num_heads": 16, "mlp_dim": 8192},
+    "e": {"width": 1792, "depth": 56, "num_heads": 16, "mlp_dim": 15360},
+}
 SWIN_SIZES: dict[str, dict[str, Any]] = {
     "swin-T": {},
     "swin-S": {"depths": (2, 2, 18, 2)},
@@ -303,14 +315,21 @@ def variant(name: str, **changes: Any) -> ModelConfig:
         return SwinConfig(**SWIN_SIZES[name] | changes)
     if str(name) in CONVNEXT_SIZES:
         return ConvNeXtConfig(**CONVNEXT_SIZES[name] | changes)
-    try:
-        return vit_variant(name, **changes)
-    except PatchlightError as error:
-        if not str(error).startswith("unknown variant"):
-            raise
-        raise PatchlightError(
-            f"{error}; or one of {', '.join((*get_args(SwinName), *get_args(ConvNeXtName)))}"
-        ) from None
+    size, slash, patch = str(name).partition("/")
+    require(
+        size in VIT_SIZES and bool(slash) and patch.isascii() and patch.isdigit() and int(patch) > 0,
+        f"unknown variant {name!r}; write SIZE/PATCH such as 'S/16', with SIZE one of {', '.join(VIT_SIZES)}; or one "
+        f"of {', '.join((*SWIN_SIZES, *CONVNEXT_SIZES))}",
+    )
+    check_names(ViTConfig, changes)
+    asked_patch = changes.pop("patch_size", int(patch))
+    require(
+        asked_patch in (int(patch), (int(patch), int(patch)), [int(patch), int(patch)]),
+        f"variant {name!r} has patch_size={patch}, but patch_size={asked_patch} was asked for; leave one of them out, "
+        f"or write ViTConfig(...) in full",
+    )
+    settings: dict[str, Any] = {"patch_size": (int(patch), int(patch))} | VIT_SIZES[size] | changes
+    return ViTConfig(**settings)
 
 
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.config import SIZES, ViTConfig, parse_values, variant
+from patchlight.config import ViTConfig, parse_values
 from patchlight.errors import PatchlightError
+from patchlight.families import VIT_SIZES, variant
 
 
 def test_variant_decodes_size_and_patch() -> None:
@@ -84,7 +85,7 @@ def test_a_patch_size_that_contradicts_the_name_raises() -> None:
 
 
 @given(
-    name=st.sampled_from([f"{size}/{patch}" for size in SIZES for patch in (7, 8, 14, 16)]),
+    name=st.sampled_from([f"{size}/{patch}" for size in VIT_SIZES for patch in (7, 8, 14, 16)]),
     registers=st.integers(0, 8),
     layer_scale=st.none() | st.floats(1e-6, 1),
     grid=st.tuples(st.integers(1, 40), st.integers(1, 40)),

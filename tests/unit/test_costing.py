@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from models_at_random import TINY, tiny_vit
-from patchlight.config import ViTConfig, variant
+from patchlight.config import ViTConfig
 from patchlight.costing import costs, measure_latency
 from patchlight.errors import PatchlightError
+from patchlight.families import variant
 
 
 @pytest.mark.parametrize(("name", "gmacs"), [("S/16", 4.60), ("B/16", 17.56), ("B/32", 4.41)])

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_at_random import POSITIONS, TINY, randomize, tiny_vit
-from patchlight.config import ViTConfig, variant
+from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.families import variant
 from patchlight.models.pooling import pool
 from patchlight.models.stems import patchify
 from patchlight.models.vit import ViT

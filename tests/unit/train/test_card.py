@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from patchlight.config import PreprocessConfig, variant
+from patchlight.config import PreprocessConfig
+from patchlight.families import variant
 from patchlight.train.card import escaped, training_card
 from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from patchlight.config import PreprocessConfig, variant
+from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.families import variant
 from patchlight.train.config import DataConfig, TrainConfig
 
 
