@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from patchlight.errors import PatchlightError
+from patchlight.other_names import other_name
 
 Size = tuple[int, int]
 """(height, width), in pixels or in patches."""
@@ -462,7 +463,8 @@ def check_names(config_type: type, settings: dict[str, Any]) -> None:
     for name in settings:
         if name not in names:
             nearest = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}"
+            hint = other_name(name, names)
+            hint = hint or (f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}")
             raise PatchlightError(f"unknown setting {name!r} for {config_type.__name__}; {hint}")
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"models", "images"},
     {"families"},
     {"config", "geometry", "files", "signals"},
-    {"errors"},
+    {"errors", "other_names"},
 ]
 
 # library: the one place, or the two, that may import it

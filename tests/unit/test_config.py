@@ -1,14 +1,16 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.config import ViTConfig, parse_values
+from patchlight.config import ViTConfig, field_names, parse_values
 from patchlight.errors import PatchlightError
-from patchlight.families import VIT_SIZES, variant
+from patchlight.families import VIT_SIZES, ConvNeXtConfig, SwinConfig, variant
+from patchlight.other_names import OTHER_NAMES
 
 
 def test_variant_decodes_size_and_patch() -> None:
@@ -155,3 +157,23 @@ def test_settings_on_the_command_line() -> None:
     }
     with pytest.raises(PatchlightError, match="write NAME=VALUE"):
         parse_values(["model.width"])
+
+
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_names_of_other_libraries_are_answered_with_ours_as_the_docs_list_them(library: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / f"coming-from-{library}.md").read_text().partition("## Settings")[2]
+    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
+    rows = [(theirs, written) for whose, theirs, _, written in OTHER_NAMES if whose == library]
+    assert [(theirs, written.strip("`")) for theirs, written in listed] == rows
+    for theirs, written in rows:
+        answers = []
+        for config in (ViTConfig, SwinConfig, ConvNeXtConfig):
+            with pytest.raises(PatchlightError) as refused:
+                config(**{theirs: -1})  # a name of both is refused for its value
+            answers.append(str(refused.value))
+        assert any(f"{theirs} is {written} here" in answer for answer in answers), answers
+
+
+def test_every_setting_that_a_name_of_another_library_leads_to_is_there() -> None:
+    ours = {name for config in (ViTConfig, SwinConfig, ConvNeXtConfig) for name in field_names(config)}
+    assert {setting for _, _, setting, _ in OTHER_NAMES} <= ours
