@@ -24,9 +24,9 @@ from patchlight.families import ModelConfig
 from patchlight.geometry import View
 from patchlight.models.attention import Heads
 from patchlight.models.convnext import ConvNeXt
-from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
 from patchlight.models.swin import Swin
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import ViT
 
 Layers = int | Sequence[int] | Literal["all"]

@@ -14,7 +14,8 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.artifacts import artifact_patches
 from patchlight.explain.attention import image_for, patch_pixels, plain_vit, resolve_queries
 from patchlight.models.attention import Heads
-from patchlight.models.positions import TokenGeometry, grid_coordinates, lay_tokens, relative_index
+from patchlight.models.positions import relative_index
+from patchlight.models.token_geometry import TokenGeometry, grid_coordinates, lay_tokens
 from patchlight.models.vit import Block
 
 WEIGHTS_AT_ONCE = 2**24

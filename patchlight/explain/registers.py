@@ -21,7 +21,7 @@ from patchlight.explain.attention import image_for, plain_vit
 from patchlight.explain.probes import token_norms
 from patchlight.models.attention import Heads
 from patchlight.models.mlp import MLP, SwiGLU
-from patchlight.models.positions import TokenGeometry
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import Block, ViT
 
 Neuron = tuple[int, int]

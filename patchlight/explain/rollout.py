@@ -15,7 +15,7 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import image_for, plain_vit
 from patchlight.models.attention import Heads
-from patchlight.models.positions import TokenGeometry
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import ViT
 
 Fusion = Literal["mean", "max", "min"]

@@ -28,8 +28,8 @@ from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.explain.rollout import rollout
 from patchlight.models.attention import Heads, attend
-from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import Block, Visit, ViT
 from patchlight.weights.load import Loaded
 
@@ -170,7 +170,10 @@ class Looks:
         if mask is not None and mask.shape[2] > 1:
             mask = mask[:, :, :first]
         out_BANE = attend(q_BANE[:, :, :first], k_BANE, v_BANE, mask)
-        x_BND = block.rest(self.entered_BND[:, :first], block.attn.merged(out_BANE))
+        attended_BND = block.attn.merged(out_BANE)
+        attended_BND = block.norm1(attended_BND) if block.norms_after else attended_BND
+        x_BND = block.residual1(self.entered_BND[:, :first], attended_BND)
+        x_BND = block.residual2(x_BND, block.mlp_branch(x_BND))
         return model.read(model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND, self.geometry)
 
     def _keys_BPD(self) -> Tensor:

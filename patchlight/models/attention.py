@@ -1,5 +1,12 @@
 """Multi-head self-attention on fused kernels, and `Heads`: what one layer's heads worked with, to be looked at.
 
+Each token asks with a query q, all tokens answer with their values v by how well their keys k fit it:
+
+    out = softmax(q k^T / sqrt(E)) v
+
+`attend` computes this without ever writing the softmax down; `Heads.rows` writes down those of its rows that are asked
+for.
+
 Shapes: B batch, N tokens, D width, A heads, E = D / A, Q queries.
 """
 
@@ -12,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchlight.config import ViTConfig
-from patchlight.models.positions import MixedRotaryPositions, RelativeBias, RelativeMLP, TokenGeometry, rotate
+from patchlight.models.positions import MixedRotaryPositions, RelativeBias, RelativeMLP, rotate
+from patchlight.models.token_geometry import TokenGeometry
 
 _WITH_RIGHT_GRADIENTS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 

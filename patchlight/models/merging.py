@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Heads
 from patchlight.models.packing import MOVABLE
-from patchlight.models.positions import TokenGeometry
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import ViT, check_vit
 
 

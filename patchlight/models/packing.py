@@ -17,8 +17,8 @@ from torch import Tensor
 
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
-from patchlight.models.positions import TokenGeometry
 from patchlight.models.stems import check_image
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import ViT, check_vit
 
 MOVABLE = ("learned", "sincos2d", "rope2d", "none")

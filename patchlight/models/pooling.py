@@ -8,7 +8,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.attention import Heads, attend
 from patchlight.models.fresh import draw
 from patchlight.models.mlp import make_mlp
-from patchlight.models.positions import TokenGeometry
+from patchlight.models.token_geometry import TokenGeometry
 
 
 def pool(x_BND: Tensor, how: str, geometry: TokenGeometry) -> Tensor:

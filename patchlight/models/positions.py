@@ -2,8 +2,8 @@
 
 Rotations and biases come in two forms each, fixed or learned frequencies, and a table or an MLP of offsets.
 
-Every scheme is a pure function of the patch grid (h, w), and so works for any image size. `GridMemory` keeps what was
-computed for a grid; `TokenGeometry` is what attention and pooling have to know about a batch beside its tokens.
+Every scheme is a pure function of the patch grid (h, w), and so works for any image size; tables that were learned for
+one grid are resampled to others (resampling.py), and what was computed for a grid is kept (grid_memory.py).
 
 Shapes: h w patch grid, P = h * w patches in reading order, N tokens (prefix tokens, then patches), D width, A heads,
 E = D / A, B batch.
@@ -11,11 +11,7 @@ E = D / A, B batch.
 
 import functools
 import math
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -23,58 +19,9 @@ from torch import Tensor, nn
 
 from patchlight.config import Size, ViTConfig
 from patchlight.models.fresh import draw
-
-
-@dataclass(frozen=True)
-class TokenGeometry:
-    """How the tokens of one batch lie on the image."""
-
-    grid: Size
-    """The patch grid that the whole batch is laid out on."""
-    num_prefix: int
-    device: torch.device
-    grids: Sequence[Size]
-    """One grid if every image fills `grid`, else each image's own, lying in the upper left corner of `grid`."""
-    valid_BN: Tensor | None = None
-    """False where a token holds no pixel of its image; None if every token holds some."""
-    rope: tuple[Tensor, Tensor] | None = None
-    """What turns queries and keys (1 or B, 1, N, E): cosines, and sines that are negative in the first half."""
-    offsets_NN: Tensor | None = None
-    """For each pair of tokens the row of a relative table that holds its bias."""
-    segments_BN: Tensor | None = None
-    """In rows that hold several images (packing.py) the one that each token is of: it attends to no other."""
-    counts_BN: Tensor | None = None
-    """For how many tokens each one counts, where not all count for one (merging.py, video.py)."""
-
-    @property
-    def every_image_fills_the_grid(self) -> bool:
-        return list(self.grids) == [self.grid]
-
-    def mask_B11N(self) -> Tensor | None:
-        """Which tokens may be attended to, for `scaled_dot_product_attention`; None if all."""
-        return None if self.valid_BN is None else self.valid_BN[:, None, None, :]
-
-    def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """The same, with packed rows kept apart (B, 1, N, N), or what is added to the scores of tokens that count for
-        more or less than one (B, 1, 1, N): attention is then what it would be on as many equal tokens."""
-        if self.counts_BN is not None:
-            return self.counts_BN.log()[:, None, None].to(dtype)
-        if self.segments_BN is not None:
-            return self.segments_BN[:, None, :, None] == self.segments_BN[:, None, None]
-        return self.mask_B11N()
-
-    def picture_BDhw(self, x_BND: Tensor) -> Tensor:
-        """The patch tokens, without the prefix, where they lie on the image."""
-        return x_BND[:, self.num_prefix :].transpose(1, 2).unflatten(2, self.grid)
-
-
-def lay_tokens(grid: Size, grids: Sequence[Size], num_prefix: int, device: torch.device) -> TokenGeometry:
-    """The geometry of a batch, without rotations; see `TokenGeometry` for what the grids are."""
-    geometry = TokenGeometry(grid=grid, num_prefix=num_prefix, device=device, grids=grids)
-    if geometry.every_image_fills_the_grid:
-        return geometry
-    filled_BP = lay_out(lambda own: torch.ones(math.prod(own), 1, dtype=torch.bool, device=device), geometry)[..., 0]
-    return replace(geometry, valid_BN=F.pad(filled_BP, (num_prefix, 0), value=True))
+from patchlight.models.grid_memory import GridMemory
+from patchlight.models.resampling import resample
+from patchlight.models.token_geometry import TokenGeometry, grid_coordinates, lay_out
 
 
 def sincos_2d(grid: Size, width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -163,136 +110,6 @@ def relative_index(
     index_NN[num_prefix:, :num_prefix] = offsets + 1
     index_NN[:num_prefix, :num_prefix] = offsets + 2
     return index_NN
-
-
-def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -> Tensor:
-    """A table made for one grid, for another, bicubically or, if `how` says so, linearly.
-
-    The same numbers as `F.interpolate`, written as two matrix products: those also export, run on every device, have
-    deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU. They are
-    taken in float64, which neither autocast nor TF32 touches (in float32 on Apple's GPUs, which have no other).
-    """
-    if tuple(old) == tuple(new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
-        return table_PD
-    exact = torch.float32 if table_PD.device.type == "mps" else torch.float64
-    weights = {"antialiased": cubic_weights, "plain": plain_cubic_weights, "linear": linear_weights}[how]
-    down, across = (weights(a, b, table_PD.device, exact) for a, b in zip(old, new, strict=True))
-    width = table_PD.shape[1]
-    columns_ywD = (down @ table_PD.to(exact).reshape(old[0], old[1] * width)).reshape(new[0], old[1], width)
-    return (across @ columns_ywD).reshape(new[0] * new[1], width).to(table_PD.dtype)
-
-
-def cubic_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """How much each of `old` samples counts for each of `new` ones, antialiased: the kernel widens when shrinking."""
-    centres = (torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)
-    samples = torch.arange(old, device=device, dtype=dtype) + 0.5
-    weights = keys_kernel((samples[None, :] - centres[:, None]).abs() / torch.sym_max(old / new, 1.0), -0.5)
-    return weights / weights.sum(1, keepdim=True)
-
-
-def plain_cubic_weights(
-    old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    """The same without antialiasing: four samples each, and the border counts for what lies beyond it."""
-    centres = (torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)
-    samples = torch.arange(-2, old + 2, device=device, dtype=dtype) + 0.5
-    weights = keys_kernel((samples[None, :] - centres[:, None]).abs(), -0.75)
-    before, inside, after = weights.split([2, old, 2], 1)
-    first = F.pad(before.sum(1, keepdim=True), (0, old - 1))
-    last = F.pad(after.sum(1, keepdim=True), (old - 1, 0))
-    return inside + first + last
-
-
-def linear_weights(old: int, new: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The two nearest samples each, by distance; beyond the border its own sample counts."""
-    centres = ((torch.arange(new, device=device, dtype=dtype) + 0.5) * (old / new)).clamp(0.5, old - 0.5)
-    samples = torch.arange(old, device=device, dtype=dtype) + 0.5
-    return (1 - (samples[None, :] - centres[:, None]).abs()).clamp(min=0)
-
-
-def keys_kernel(distance: Tensor, a: float) -> Tensor:
-    """Keys' cubic convolution kernel: 1 at distance 0, and 0 from distance 2 on."""
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
-
-
-def lay_out(table_for: Callable[[Size], Tensor], geometry: TokenGeometry) -> Tensor:
-    """Tables of each image's own grid on the grid of the batch: (1 or B, P, ...), zeros where an image has no patch."""
-    if geometry.every_image_fills_the_grid:
-        return table_for(geometry.grid)[None]
-    height, width = geometry.grid
-    tables = [
-        F.pad(table_for((h, w)).unflatten(0, (h, w)), (0, 0, 0, width - w, 0, height - h)) for h, w in geometry.grids
-    ]
-    return torch.stack(tables).flatten(1, 2)
-
-
-def grid_coordinates(grid: Size, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """The row and the column of each patch, in reading order: rows_P, columns_P."""
-    rows = torch.arange(grid[0], device=device, dtype=torch.float32)
-    columns = torch.arange(grid[1], device=device, dtype=torch.float32)
-    return rows.repeat_interleave(grid[1]), columns.repeat(grid[0])
-
-
-class GridMemory:
-    """Keeps what was computed for a grid, for the last few grids, as long as the table it came from stays the same.
-
-    Nothing is kept in training (fused optimizers change a table without a trace), while gradients flow into the table
-    (each step needs its own graph) or under torch.compile (the computation is part of the graph). In evaluation a
-    changed table is known by its version and its memory; only an edit through `.data`, which hides itself from
-    autograd, is hidden from us too: `clear()` after one.
-    """
-
-    def __init__(self, size: int = 16) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self.clear()
-
-    def clear(self) -> None:
-        self._table: weakref.ref[Tensor] | None = None
-        self._state: tuple[object, ...] = ()
-        self._kept: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-
-    def __getstate__(self) -> int:
-        return self._size  # a copied or saved model starts with an empty memory
-
-    def __setstate__(self, size: int) -> None:
-        self.__init__(size)  # type: ignore[misc]
-
-    def recall(
-        self,
-        grid: Size,
-        device: torch.device,
-        compute: Callable[[], Tensor],
-        table: Tensor | None = None,
-        *,
-        training: bool = False,
-    ) -> Tensor:
-        """`compute()`, or what it gave the last time for this grid, device and state of the table."""
-        if torch.compiler.is_compiling():
-            return compute()
-        state: tuple[object, ...] = ()
-        if table is not None:
-            if training or table.is_inference() or (torch.is_grad_enabled() and table.requires_grad):
-                self.clear()
-                return compute()
-            try:
-                state = (table._version, table.data_ptr(), table.dtype)
-            except RuntimeError:  # a tensor of torch.func's transforms has no memory of its own
-                return compute()
-        # A tensor made in inference mode cannot take part in training later, hence the mode in the key.
-        key = (tuple(grid), device, torch.is_inference_mode_enabled())
-        with self._lock:
-            if table is not None and (state != self._state or self._table is None or self._table() is not table):
-                self.clear()
-                self._state, self._table = state, weakref.ref(table)
-            if key not in self._kept:
-                self._kept[key] = compute()
-            self._kept.move_to_end(key)
-            if len(self._kept) > self._size:
-                self._kept.popitem(last=False)
-            return self._kept[key]
 
 
 class LearnedPositions(nn.Module):

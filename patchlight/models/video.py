@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.packing import MOVABLE
-from patchlight.models.positions import TokenGeometry, resample
+from patchlight.models.resampling import resample
+from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import ViT, check_vit
 
 

@@ -22,16 +22,10 @@ from patchlight.models.attention import Attention, Heads
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.mlp import make_mlp
 from patchlight.models.pooling import AttentionPool, pool
-from patchlight.models.positions import (
-    LearnedPositions,
-    RotaryPositions,
-    SincosPositions,
-    TokenGeometry,
-    lay_tokens,
-    relative_index,
-)
+from patchlight.models.positions import LearnedPositions, RotaryPositions, SincosPositions, relative_index
 from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import STEMS, ConvTokenizer, fit_to_patches
+from patchlight.models.token_geometry import TokenGeometry, lay_tokens
 
 Pooling = Literal["cls", "mean", "cls_mean", "attention"]
 
@@ -54,16 +48,17 @@ class Block(nn.Module):
         self.residual2 = Residual(drop_path, drops=drops, scale=scale, width=config.width)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
-        return self.rest(x_BND, self.attn(x_BND if self.norms_after else self.norm1(x_BND), geometry, heads))
+        x_BND = self.residual1(x_BND, self.attention_branch(x_BND, geometry, heads))
+        return self.residual2(x_BND, self.mlp_branch(x_BND))
 
-    def rest(self, x_BND: Tensor, attended_BND: Tensor) -> Tensor:
-        """What follows attention, in which no token sees another: tokens that came in, and what attention made of
-        them."""
+    def attention_branch(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
         if self.norms_after:
-            x_BND = self.residual1(x_BND, self.norm1(attended_BND))
-            return self.residual2(x_BND, self.norm2(self.mlp(x_BND)))
-        x_BND = self.residual1(x_BND, attended_BND)
-        return self.residual2(x_BND, self.mlp(self.norm2(x_BND)))
+            return self.norm1(self.attn(x_BND, geometry, heads))
+        return self.attn(self.norm1(x_BND), geometry, heads)
+
+    def mlp_branch(self, x_BND: Tensor) -> Tensor:
+        """In which no token sees another."""
+        return self.norm2(self.mlp(x_BND)) if self.norms_after else self.mlp(self.norm2(x_BND))
 
 
 class Head(nn.Module):
@@ -191,29 +186,42 @@ class ViT(nn.Module):
         return [after[index] for index in wanted]
 
     def embed(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, TokenGeometry]:
-        """The tokens that enter the first block, and how they lie: x_BND and what every block is told with it."""
+        """The tokens that enter the first block, and how they lie: x_BND and what every block is told with it.
+
+        The paper's z0 = [x_class; x_1 E; ...; x_P E] + E_pos, where E is `patch_embed` and E_pos `positions`.
+        """
         image_BCHW, grids = fit_to_patches(image_BCHW, self.config, sizes)
         image_BCHW = image_BCHW.to(self.patch_embed.dtype)  # float32 images are welcome in a bfloat16 model
+        geometry = self._lay_tokens(image_BCHW, grids)
+        x_BPD = self.patch_embed(image_BCHW, grids)
+        if self.positions is not None:
+            # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
+            x_BPD = x_BPD + self.positions(geometry).to(x_BPD.dtype)
+        prefix_TD = self._prefix()
+        if prefix_TD is None:
+            return self.embed_norm(x_BPD), geometry
+        prefix_BTD = prefix_TD.to(x_BPD.dtype).expand(x_BPD.shape[0], -1, -1)
+        return self.embed_norm(torch.cat([prefix_BTD, x_BPD], 1)), geometry
+
+    def _lay_tokens(self, image_BCHW: Tensor, grids: Sequence[Size]) -> TokenGeometry:
+        """How the image's tokens lie, with what attention is told of it: rotations, or offsets between tokens."""
         grid = (image_BCHW.shape[2] // self.config.patch_size[0], image_BCHW.shape[3] // self.config.patch_size[1])
         geometry = lay_tokens(grid, grids, self.config.num_prefix, image_BCHW.device)
         if self.rope is not None:
-            geometry = dataclasses.replace(geometry, rope=self.rope(geometry))
-        elif self.config.position in ("relative_bias", "relative_mlp"):
+            return dataclasses.replace(geometry, rope=self.rope(geometry))
+        if self.config.position in ("relative_bias", "relative_mlp"):
             index_NN = relative_index(grid, self.config.num_prefix, image_BCHW.device)
-            geometry = dataclasses.replace(geometry, offsets_NN=index_NN)
+            return dataclasses.replace(geometry, offsets_NN=index_NN)
+        return geometry
 
-        x_BND = self.patch_embed(image_BCHW, grids)
-        if self.positions is not None:
-            # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
-            x_BND = x_BND + self.positions(geometry).to(x_BND.dtype)
+    def _prefix(self) -> Tensor | None:
+        """Class token, distillation token and registers, those that there are, with their rows of the table."""
         tokens = (self.class_token, self.distill_token, self.registers)
-        prefix: list[Tensor] = [token for token in tokens if token is not None]
-        if prefix:
-            prefix_TD = torch.cat(prefix)
-            if isinstance(self.positions, LearnedPositions):
-                prefix_TD = self.positions.add_to_prefix(prefix_TD)
-            x_BND = torch.cat([prefix_TD.to(x_BND.dtype).expand(x_BND.shape[0], -1, -1), x_BND], 1)
-        return self.embed_norm(x_BND), geometry
+        present: list[Tensor] = [token for token in tokens if token is not None]
+        if not present:
+            return None
+        prefix_TD = torch.cat(present)
+        return self.positions.add_to_prefix(prefix_TD) if isinstance(self.positions, LearnedPositions) else prefix_TD
 
     def encode(
         self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None, visit: Visit | None = None

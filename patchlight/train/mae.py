@@ -23,8 +23,9 @@ from patchlight.config import JsonConfig, Size, ViTConfig, check_types, require
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import augment, normalise
 from patchlight.images.draws import Draws
-from patchlight.models.positions import TokenGeometry, lay_tokens, sincos_2d
+from patchlight.models.positions import sincos_2d
 from patchlight.models.stems import patchify
+from patchlight.models.token_geometry import TokenGeometry, lay_tokens
 from patchlight.models.vit import Block, ViT
 from patchlight.train.data import Batch, Dataset, evaluation_batches
 from patchlight.train.evaluate import evaluating

@@ -15,7 +15,7 @@ from torch import Tensor
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
-from patchlight.models.positions import resample
+from patchlight.models.resampling import resample
 from patchlight.weights.convert import Origin, State, convert_to, join_biases, refuse
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError

@@ -17,7 +17,7 @@ from patchlight.errors import PatchlightError
 from patchlight.families import CONFIGS, ModelConfig, SwinConfig, check_names_of_any
 from patchlight.images.preprocess import Preprocess
 from patchlight.models.families import Model, make_model
-from patchlight.models.positions import resample
+from patchlight.models.resampling import resample
 from patchlight.models.stems import resize_projection
 from patchlight.weights.about import groups_of, labels_of, licence_of, own_preprocess_of, read_own_config, subject_of
 from patchlight.weights.convert import State, convert, reorder_rope

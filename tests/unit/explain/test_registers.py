@@ -18,7 +18,7 @@ from patchlight.explain.registers import (
     hidden_units,
     register_neurons,
 )
-from patchlight.models.positions import lay_tokens
+from patchlight.models.token_geometry import lay_tokens
 from patchlight.models.vit import ViT
 
 BRIGHT = [(0, 5), (1, 10), (1, 3)]

@@ -13,7 +13,7 @@ from patchlight.explain.attention import attention
 from patchlight.models.attention import Heads
 from patchlight.models.merging import Merged, MergingViT, merge
 from patchlight.models.packing import MOVABLE
-from patchlight.models.positions import lay_tokens
+from patchlight.models.token_geometry import lay_tokens
 from patchlight.models.vit import ViT
 
 IMAGE = torch.randn(3, 3, 32, 48, generator=torch.Generator().manual_seed(3))

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from models_at_random import tiny_vit
 from patchlight.models import positions
-from patchlight.models.positions import (
-    cos_and_sin,
-    grid_coordinates,
-    relative_index,
-    resample,
-    rope_2d,
-    rotate,
-    sincos_2d,
-)
+from patchlight.models.positions import cos_and_sin, relative_index, rope_2d, rotate, sincos_2d
+from patchlight.models.resampling import resample
+from patchlight.models.token_geometry import grid_coordinates
 
 GRIDS = st.tuples(st.integers(1, 7), st.integers(1, 7))
 

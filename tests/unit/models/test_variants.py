@@ -12,7 +12,8 @@ from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.explain.attention import attention
 from patchlight.explain.rollout import answering_tokens
-from patchlight.models.positions import linear_weights, log_offsets, relative_index
+from patchlight.models.positions import log_offsets, relative_index
+from patchlight.models.resampling import linear_weights
 from patchlight.models.resnet import StandardConv
 from patchlight.models.vit import ViT
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import oracles
 from models_at_random import POSITIONS, tiny_vit
 from patchlight.errors import PatchlightError
-from patchlight.models.positions import resample
+from patchlight.models.resampling import resample
 from patchlight.models.stems import embed_with_linear, patchify, resize_projection
 from patchlight.weights.load import load
 from patchlight.weights.save import save
