@@ -61,9 +61,38 @@ class JsonConfig(metaclass=_NamesItsSettings):
         return cls.from_dict(values)
 
 
+class ArchitectureConfig(JsonConfig):
+    """What the configs of all architectures share: a name in JSON, and what cards and probes ask of any of them."""
+
+    __slots__ = ()
+    architecture = ""
+    """Its name in JSON."""
+    title = ""
+    """Its name for people."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the architecture's name beside the settings."""
+        return {"architecture": self.architecture} | JsonConfig.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> typing.Self:
+        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
+        settings = dict(values)
+        architecture = settings.pop("architecture", cls.architecture)
+        require(
+            architecture == cls.architecture,
+            f"architecture={architecture!r} is not {cls.architecture!r}, which {cls.__name__} holds",
+        )
+        check_names(cls, settings)
+        return cls(**settings)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViTConfig(JsonConfig):
+class ViTConfig(ArchitectureConfig):
     """A plain Vision Transformer. Where a size is (height, width), one number stands for a square."""
+
+    architecture = "vit"
+    title = "Vision Transformer"
 
     # What comes in. The model takes images of any size; the positions are made for this one.
     image_size: Size = (224, 224)
@@ -271,6 +300,11 @@ class ViTConfig(JsonConfig):
         """Patches (down, across) of an image of the configured size."""
         return self.grid_for(self.image_size)
 
+    @property
+    def first_grid(self) -> Size:
+        """Patches (down, across) that enter the first block."""
+        return self.grid
+
     def grid_for(self, image_size: Size) -> Size:
         """Patches (down, across) that an image of this size becomes; raises where `uneven_size` forbids it."""
         (height, width), (down, across) = image_size, self.patch_size
@@ -286,18 +320,20 @@ class ViTConfig(JsonConfig):
             f"{rows * down}x{columns * across} would do, or set uneven_size='pad' or 'resize'"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the architecture's name beside the settings."""
-        return {"architecture": "vit"} | JsonConfig.to_dict(self)
+    @property
+    def encoder_in_words(self) -> str:
+        """What stands between the image and the head, for cards."""
+        return f"{self.depth} blocks, {self.width} wide, {self.num_heads} heads, {self.position} positions"
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> typing.Self:
-        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
-        settings = dict(values)
-        architecture = settings.pop("architecture", "vit")
-        require(architecture == "vit", f"architecture={architecture!r} is not a plain ViT; ViTConfig holds 'vit' only")
-        check_names(cls, settings)
-        return cls(**settings)
+    @property
+    def token_width(self) -> int:
+        """Numbers of each patch that comes out."""
+        return self.width
+
+    @property
+    def probe_heads(self) -> int:
+        """Heads of an attention over what comes out."""
+        return self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from patchlight.config import Size, ViTConfig
+from patchlight.config import Size
 from patchlight.errors import PatchlightError
-from patchlight.families import ModelConfig, SwinConfig
+from patchlight.families import ModelConfig
 from patchlight.models.families import make_model
-from patchlight.models.swin import lay_windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +80,7 @@ def _count(config: ModelConfig) -> Costs:
     except RuntimeError as error:  # sizes beyond what torch can count in 64 bits
         raise PatchlightError(f"image_size={config.image_size} is too large to count ({error!s:.60})") from None
     flops = {name: sum(by_operation.values()) for name, by_operation in counter.get_flop_counts().items()}
-    grid = config.grid if isinstance(config, ViTConfig) else config.stage_grids(config.image_size)[0]
+    grid = config.first_grid
     return Costs(
         image_size=config.image_size,
         grid=grid,
@@ -90,24 +89,9 @@ def _count(config: ModelConfig) -> Costs:
         macs=counter.get_total_flops() // 2,
         attention_macs=sum(count for name, count in flops.items() if name.endswith(".attn")) // 2,
         mlp_macs=sum(count for name, count in flops.items() if name.endswith(".mlp")) // 2,
-        attention_entries=_attention_entries(config),
+        attention_entries=model.attention_entries(),
         activation_bytes=activation_bytes,
     )
-
-
-def _attention_entries(config: ModelConfig) -> int:
-    if isinstance(config, ViTConfig):
-        tokens = config.num_prefix + config.grid[0] * config.grid[1]
-        return config.depth * config.num_heads * tokens**2
-    entries = 0
-    if isinstance(config, SwinConfig):
-        for grid, depth, heads in zip(
-            config.stage_grids(config.image_size), config.depths, config.num_heads, strict=True
-        ):
-            windows = lay_windows(config, grid, torch.device("meta"), shifted=False)
-            patches = windows.window[0] * windows.window[1]
-            entries += depth * heads * windows.padded[0] * windows.padded[1] * patches
-    return entries
 
 
 def measure_latency(config: ModelConfig, *, batch: int = 1, device: str = "cpu", seconds: float = 2.0) -> Latency:

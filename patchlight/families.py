@@ -6,9 +6,9 @@ Both work in stages: each halves the grid of the one before it and is wider. Not
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, overload
 
-from patchlight.config import JsonConfig, Size, ViTConfig, check_names, check_types, require
+from patchlight.config import ArchitectureConfig, Size, ViTConfig, check_names, check_types, require
 from patchlight.errors import PatchlightError
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
@@ -24,11 +24,10 @@ ConvNeXtName = Literal[
 ]
 
 
-class _Staged(JsonConfig):
+class _Staged(ArchitectureConfig):
     """What configs of models with stages share."""
 
     __slots__ = ()
-    architecture = ""
     image_size: Size
     patch_size: Size
     depths: tuple[int, ...]
@@ -48,9 +47,19 @@ class _Staged(JsonConfig):
         """The number of each stage's first block, counted over all stages."""
         return tuple(sum(self.depths[:stage]) for stage in range(len(self.depths)))
 
+    @property
+    def stage_ends(self) -> tuple[int, ...]:
+        """The number of each stage's last block, counted over all stages."""
+        return tuple(start + depth - 1 for start, depth in zip(self.stage_starts, self.depths, strict=True))
+
     def stage_of(self, block: int) -> int:
         """The stage that a block, counted over all stages, belongs to."""
         return max(stage for stage, start in enumerate(self.stage_starts) if start <= block)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of each stage."""
+        raise NotImplementedError
 
     def stage_grids(self, image_size: Size) -> list[Size]:
         """Patches (down, across) in each stage, of an image of this size."""
@@ -64,26 +73,35 @@ class _Staged(JsonConfig):
     def grid(self) -> Size:
         return self.grid_for(self.image_size)
 
+    @property
+    def first_grid(self) -> Size:
+        """Patches (down, across) that enter the first block."""
+        return self.stage_grids(self.image_size)[0]
+
     def patch_pixels(self, stage: int = -1) -> tuple[float, float]:
         """(height, width) in the image of one patch of a stage."""
         times = 2 ** (stage % len(self.depths))
         return float(self.patch_size[0] * times), float(self.patch_size[1] * times)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the architecture's name beside the settings."""
-        return {"architecture": self.architecture} | JsonConfig.to_dict(self)
+    @property
+    def _stages_in_words(self) -> str:
+        stages = ", ".join(f"{depth} x {width}" for depth, width in zip(self.depths, self.widths, strict=True))
+        return f"stages of {stages} (blocks x width)"
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
-        settings = dict(values)
-        architecture = settings.pop("architecture", cls.architecture)
-        require(
-            architecture == cls.architecture,
-            f"architecture={architecture!r} is not {cls.architecture!r}, which {cls.__name__} holds",
-        )
-        check_names(cls, settings)
-        return cls(**settings)
+    @property
+    def token_width(self) -> int:
+        """Numbers of each patch that comes out."""
+        return self.feature_width
+
+    @property
+    def probe_heads(self) -> int:
+        """Heads of an attention over what comes out: about 64 numbers each."""
+        return math.gcd(self.feature_width, max(1, self.feature_width // 64))
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers that pooling leaves of an image."""
+        return self.widths[-1]
 
     def _check(self, *, pairs: tuple[str, ...], stages: tuple[str, ...], positive: tuple[str, ...]) -> None:
         """Bring sizes into their form, and refuse what cannot be."""
@@ -122,6 +140,7 @@ class SwinConfig(_Staged):
     """
 
     architecture = "swin"
+    title = "Swin Transformer"
 
     image_size: Size = (224, 224)
     patch_size: Size = (4, 4)
@@ -179,6 +198,12 @@ class SwinConfig(_Staged):
         return self.measuring_windows[stage], self.measuring_windows[stage]
 
     @property
+    def encoder_in_words(self) -> str:
+        """What stands between the image and the head, for cards."""
+        down, across = self.window_size
+        return f"Swin{' V2' if self.v2 else ''}, {self._stages_in_words}, windows of {down} x {across} patches"
+
+    @property
     def widths(self) -> tuple[int, ...]:
         return tuple(self.width * 2**stage for stage in range(len(self.depths)))
 
@@ -186,11 +211,6 @@ class SwinConfig(_Staged):
     def mlp_widths(self) -> tuple[int, ...]:
         """Of the MLP's hidden layer in each stage."""
         return tuple(int(width * self.mlp_ratio) for width in self.widths)
-
-    @property
-    def feature_width(self) -> int:
-        """Numbers that pooling leaves of an image."""
-        return self.widths[-1]
 
     def stage_grids(self, image_size: Size) -> list[Size]:
         """Patches (down, across) in each stage: what a patch or two of them do not divide is padded."""
@@ -206,6 +226,7 @@ class ConvNeXtConfig(_Staged):
     """
 
     architecture = "convnext"
+    title = "ConvNeXt"
 
     image_size: Size = (224, 224)
     patch_size: Size = (4, 4)  # of the first convolution
@@ -233,9 +254,9 @@ class ConvNeXtConfig(_Staged):
         self.stage_grids(self.image_size)
 
     @property
-    def feature_width(self) -> int:
-        """Numbers that pooling leaves of an image."""
-        return self.widths[-1]
+    def encoder_in_words(self) -> str:
+        """What stands between the image and the head, for cards."""
+        return f"ConvNeXt{' V2' if self.grn else ''}, {self._stages_in_words}, kernels of {self.kernel_size}"
 
     def stage_grids(self, image_size: Size) -> list[Size]:
         """Patches (down, across) in each stage; raises where an image is too small to leave any."""
@@ -252,9 +273,7 @@ class ConvNeXtConfig(_Staged):
 ModelConfig = ViTConfig | SwinConfig | ConvNeXtConfig
 
 CONFIGS: dict[str, type[ViTConfig] | type[SwinConfig] | type[ConvNeXtConfig]] = {
-    "vit": ViTConfig,
-    "swin": SwinConfig,
-    "convnext": ConvNeXtConfig,
+    config.architecture: config for config in (ViTConfig, SwinConfig, ConvNeXtConfig)
 }
 
 VIT_SIZES: dict[str, dict[str, int]] = {
@@ -365,28 +384,3 @@ def check_names_of_any(settings: dict[str, Any]) -> None:
         else:
             unknown[name] = value
     check_names(ViTConfig, unknown)
-
-
-def encoder_in_words(config: ModelConfig) -> str:
-    """What stands between the image and the head, for cards."""
-    if isinstance(config, ViTConfig):
-        return f"{config.depth} blocks, {config.width} wide, {config.num_heads} heads, {config.position} positions"
-    stages = ", ".join(f"{depth} x {width}" for depth, width in zip(config.depths, config.widths, strict=True))
-    if isinstance(config, SwinConfig):
-        down, across = config.window_size
-        second = " V2" if config.v2 else ""
-        return f"Swin{second}, stages of {stages} (blocks x width), windows of {down} x {across} patches"
-    second = " V2" if config.grn else ""
-    return f"ConvNeXt{second}, stages of {stages} (blocks x width), kernels of {config.kernel_size}"
-
-
-def token_width(config: ModelConfig) -> int:
-    """Numbers of each patch that comes out."""
-    return config.width if isinstance(config, ViTConfig) else config.feature_width
-
-
-def heads_for_probe(config: ModelConfig) -> int:
-    """Heads of an attention over what comes out: a ViT's own, else about 64 numbers each."""
-    if isinstance(config, ViTConfig):
-        return config.num_heads
-    return math.gcd(config.feature_width, max(1, config.feature_width // 64))

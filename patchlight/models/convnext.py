@@ -6,6 +6,8 @@ what mixes over space is a depthwise convolution, and there is no attention in i
 Shapes are in the names: B batch, C colour, H W pixels, h w patch grid, D width, F MLP hidden, K classes.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
+from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
 from patchlight.models.fresh import init_weights
 from patchlight.models.pooling import check_pooling
-from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import check_image
 
 
@@ -131,8 +133,23 @@ class ConvNeXt(nn.Module):
         """The last stage's patches in reading order: x_BND. (The norm comes after pooling.)"""
         return self.encode(image_BCHW).flatten(1, 2)
 
-    def encode(self, image_BCHW: Tensor) -> Tensor:
-        """The last stage's patches where they lie: x_BhwD."""
+    def intermediates(self, image_BCHW: Tensor, blocks: int | Sequence[int], *, dense: bool = False) -> list[Tensor]:
+        """The patches after each of `blocks`, counted over all stages (0 is the first, -1 the last), as asked for.
+
+        Each is x_BND, or with `dense` a picture (B, D, h, w): of `config.stage_ends` they are a feature pyramid.
+        """
+        wanted = wanted_blocks(blocks, self.config.depth)
+        after: dict[int, Tensor] = dict.fromkeys(wanted, image_BCHW)
+        self.encode(image_BCHW, keep=after)
+        return [after[index].permute(0, 3, 1, 2) if dense else after[index].flatten(1, 2) for index in wanted]
+
+    def attention_entries(self) -> int:
+        """Numbers in attention matrices: none."""
+        return 0
+
+    def encode(self, image_BCHW: Tensor, keep: dict[int, Tensor] | None = None) -> Tensor:
+        """The last stage's patches where they lie: x_BhwD. `keep` gets what comes out of the blocks that it has a place
+        for."""
         check_image(image_BCHW, self.config.in_channels)
         self.config.stage_grids((image_BCHW.shape[2], image_BCHW.shape[3]))  # says so, where it is too small
         x_BhwD = self.stem(image_BCHW.to(self.stem.conv.weight.dtype))
@@ -144,6 +161,8 @@ class ConvNeXt(nn.Module):
                 x_BhwD = checkpoint(block, x_BhwD, use_reentrant=False)
             else:
                 x_BhwD = block(x_BhwD)
+            if keep is not None and index in keep:
+                keep[index] = x_BhwD
         return x_BhwD
 
     def init_weights(self) -> None:

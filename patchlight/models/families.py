@@ -1,7 +1,9 @@
 """Every architecture behind one name: the model that a config means."""
 
+from typing import Any
+
 from patchlight.config import ViTConfig
-from patchlight.families import ModelConfig, SwinConfig
+from patchlight.families import ConvNeXtConfig, ModelConfig, SwinConfig
 from patchlight.models.convnext import ConvNeXt, ConvNeXtBlock
 from patchlight.models.swin import Swin, SwinBlock
 from patchlight.models.vit import Block, ViT
@@ -11,9 +13,9 @@ Model = ViT | Swin | ConvNeXt
 
 BLOCKS = (Block, SwinBlock, ConvNeXtBlock)
 
+MODELS: dict[type, Any] = {ViTConfig: ViT, SwinConfig: Swin, ConvNeXtConfig: ConvNeXt}
+
 
 def make_model(config: ModelConfig) -> Model:
     """A model with fresh weights."""
-    if isinstance(config, ViTConfig):
-        return ViT(config)
-    return Swin(config) if isinstance(config, SwinConfig) else ConvNeXt(config)
+    return MODELS[type(config)](config)

@@ -15,7 +15,7 @@ angle between them, and positions are told by an MLP that knows every window.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,10 +28,10 @@ from patchlight.config import PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.attention import attend
+from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.pooling import check_pooling
 from patchlight.models.positions import log_offsets, relative_index
-from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import check_image
 
 
@@ -313,8 +313,19 @@ class Swin(nn.Module):
         """The last stage's patches, normed, in reading order: x_BND."""
         return self.encode(image_BCHW).flatten(1, 2)
 
-    def encode(self, image_BCHW: Tensor, visit: Visit | None = None) -> Tensor:
-        """The last stage's patches, normed, where they lie: x_BhwD. `visit` is shown each block as it is passed."""
+    def intermediates(self, image_BCHW: Tensor, blocks: int | Sequence[int], *, dense: bool = False) -> list[Tensor]:
+        """The patches after each of `blocks`, counted over all stages (0 is the first, -1 the last), as asked for.
+
+        Each is x_BND, or with `dense` a picture (B, D, h, w): of `config.stage_ends` they are a feature pyramid.
+        """
+        wanted = wanted_blocks(blocks, self.config.depth)
+        after: dict[int, Tensor] = dict.fromkeys(wanted, image_BCHW)
+        self.encode(image_BCHW, keep=after)
+        return [after[index].permute(0, 3, 1, 2) if dense else after[index].flatten(1, 2) for index in wanted]
+
+    def encode(self, image_BCHW: Tensor, visit: Visit | None = None, keep: dict[int, Tensor] | None = None) -> Tensor:
+        """The last stage's patches, normed, where they lie: x_BhwD. `visit` is shown each block as it is passed, and
+        `keep` gets what comes out of the blocks that it has a place for."""
         check_image(image_BCHW, self.config.in_channels)
         x_BhwD = self.patch_embed(image_BCHW.to(self.patch_embed.proj.weight.dtype))
         index = 0
@@ -333,8 +344,20 @@ class Swin(nn.Module):
                     heads: list[WindowHeads] = []
                     x_BhwD = self.blocks[index](x_BhwD, windows, heads)
                     visit(index, heads[0], windows, x_BhwD)
+                if keep is not None and index in keep:
+                    keep[index] = x_BhwD
                 index += 1
         return self.norm(x_BhwD)
+
+    def attention_entries(self) -> int:
+        """Numbers in the attention matrices of all blocks, windows and heads, for an image of the config's size."""
+        config, entries = self.config, 0
+        for grid, depth, heads in zip(
+            config.stage_grids(config.image_size), config.depths, config.num_heads, strict=True
+        ):
+            windows = lay_windows(config, grid, torch.device("meta"), shifted=False)
+            entries += depth * heads * math.prod(windows.padded) * math.prod(windows.window)
+        return entries
 
     def _run(self, block: nn.Module, x_BhwD: Tensor, windows: Windows) -> Tensor:
         if self.checkpoint_blocks and torch.is_grad_enabled():

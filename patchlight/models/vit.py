@@ -9,6 +9,7 @@ D width, A heads, E = D / A, F MLP hidden, K classes, Q queries.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -19,11 +20,11 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Attention, Heads
+from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.mlp import make_mlp
 from patchlight.models.pooling import AttentionPool, pool
 from patchlight.models.positions import LearnedPositions, RotaryPositions, SincosPositions, relative_index
-from patchlight.models.residual import Residual, drop_rates
 from patchlight.models.stems import STEMS, ConvTokenizer, fit_to_patches
 from patchlight.models.token_geometry import TokenGeometry, lay_tokens
 
@@ -171,11 +172,7 @@ class ViT(nn.Module):
 
         Each is x_BND, through the final norm if `norm`; with `dense` the patches alone, as a picture (B, D, h, w).
         """
-        depth = len(self.blocks)
-        blocks = [blocks] if isinstance(blocks, int) else blocks
-        if not all(-depth <= index < depth for index in blocks):
-            raise PatchlightError(f"blocks={list(blocks)} reaches beyond the model's {depth} blocks")
-        wanted = [index % depth for index in blocks]
+        wanted = wanted_blocks(blocks, len(self.blocks))
         x_BND, geometry = self.embed(image_BCHW, sizes)
         after = {}
         for index in range(max(wanted, default=-1) + 1):
@@ -248,6 +245,11 @@ class ViT(nn.Module):
 
     def _norm_pooled(self, features: Tensor) -> Tensor:
         return self.norm(features) if self.config.final_norm == "pooled" else features
+
+    def attention_entries(self) -> int:
+        """Numbers in the attention matrices of all blocks and heads, for an image of the config's size."""
+        tokens = self.config.num_prefix + math.prod(self.config.grid)
+        return self.config.depth * self.config.num_heads * tokens**2
 
     def set_pooling(self, pooling: Pooling, head: Literal["keep", "drop"] | None = None) -> None:
         """Pool otherwise from now on. A head fits the pooling it was made for, so say whether to keep or drop it."""

@@ -8,7 +8,6 @@ from pathlib import PurePath
 from typing import Any
 
 from patchlight.config import JsonConfig
-from patchlight.families import encoder_in_words
 from patchlight.train.config import TrainConfig
 
 MOST_CLASSES = 100
@@ -90,11 +89,10 @@ def escaped(text: str) -> str:
 def _what(config: TrainConfig) -> str:
     model = config.model
     (height, width), (down, across) = model.image_size, model.patch_size
-    kind = {"vit": "plain ViT", "swin": "Swin Transformer", "convnext": "ConvNeXt"}[model.to_dict()["architecture"]]
     start = "from scratch" if config.start is None else f"from {escaped(_name(config.start))}"
     text = (
-        f"A {kind} for images of {height} x {width} pixels in patches of {down} x {across}: "
-        f"{encoder_in_words(model)}. Trained {start} with Patchlight"
+        f"A {model.title} for images of {height} x {width} pixels in patches of {down} x {across}: "
+        f"{model.encoder_in_words}. Trained {start} with Patchlight"
     )
     if config.learning_blocks is not None:
         learnt = (

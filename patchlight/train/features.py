@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.errors import PatchlightError
-from patchlight.families import heads_for_probe, token_width
 from patchlight.models.attention import attend
 from patchlight.models.families import Model
 from patchlight.models.vit import Pooling
@@ -443,7 +442,7 @@ def evaluate_features(
     problems = [*warnings_of(model.provenance.path.parent, asked), *problems]
     if method == "attentive":
         patches = math.prod(vit.config.grid_for(model.preprocess.config.image_size))
-        needed = (len(known) + len(asked)) * patches * token_width(vit.config) * 2
+        needed = (len(known) + len(asked)) * patches * vit.config.token_width * 2
         share = MOST_TOKEN_BYTES / needed
         if share < 1:
             problems.append(f"all patches would take {needed / 2**30:.0f} GiB: {share:.1%} of the photos are used")
@@ -466,7 +465,7 @@ def evaluate_features(
             train_labels_N,
             test_MPD,
             test_labels_M,
-            num_heads=heads_for_probe(vit.config),
+            num_heads=vit.config.probe_heads,
             seed=seed,
             device=where,
             tell=tell,

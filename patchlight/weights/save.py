@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.families import ModelConfig, SwinConfig, encoder_in_words, token_width
+from patchlight.families import ModelConfig, SwinConfig
 from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.weights import convert_convnext, convert_swin
@@ -150,7 +150,7 @@ def _to_timm(config: ModelConfig, state: State, preprocess: PreprocessConfig) ->
         {
             "architecture": architecture,
             "num_classes": config.num_classes,
-            "num_features": token_width(config),
+            "num_features": config.token_width,
             "global_pool": arguments.get("global_pool", "avg"),
             "model_args": arguments,
             "pretrained_cfg": _pretrained_cfg(config, preprocess)
@@ -205,7 +205,7 @@ def _card(config: ModelConfig, preprocess: PreprocessConfig, licence: str | None
     height, width = config.image_size
     rows = {
         "image": f"{height} x {width}, {config.in_channels} channels, patches of {_times(config.patch_size)}",
-        "encoder": encoder_in_words(config),
+        "encoder": config.encoder_in_words,
         "output": f"{config.num_classes or 'no'} classes, pooling {getattr(config, 'pooling', 'mean')}",
         "labels": "in config.json" if labels else "none",
         "resizing": f"{preprocess.resize}, {_times(preprocess.scaled_size)}, {preprocess.interpolation}",
@@ -214,9 +214,8 @@ def _card(config: ModelConfig, preprocess: PreprocessConfig, licence: str | None
         "licence": licence or "not stated",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    title = {"swin": "A Swin Transformer", "convnext": "A ConvNeXt"}.get(config.to_dict()["architecture"])
     front = f"---\nlicense: {licence.lower() if licence else 'unknown'}\ntags: [vision-transformer]\n---"
-    heading = f"# {title or 'A Vision Transformer'}\n\n| | |\n|---|---|"
+    heading = f"# A {config.title}\n\n| | |\n|---|---|"
     return f'{front}\n\n{heading}\n{table}\n\nLoad it with `patchlight.load("FOLDER")`.\n'
 
 

@@ -116,7 +116,7 @@ def test_json_round_trip(
     [
         ("{", "not valid JSON"),
         ("[]", "must be a JSON object, not list"),
-        ('{"architecture": "swin"}', "architecture='swin' is not a plain ViT"),
+        ('{"architecture": "swin"}', "architecture='swin' is not 'vit', which ViTConfig holds"),
         ('{"width": 8, "num_heads": 3}', "not divisible"),
     ],
 )

@@ -128,3 +128,21 @@ def test_mistakes_are_one_line() -> None:
 def test_an_unknown_variant_names_all_families(name: Any) -> None:
     with pytest.raises(PatchlightError, match=r"unknown variant .* one of mu, Ti.*; or one of swin-T, .*convnextv2-L$"):
         variant(name)
+
+
+def test_intermediates_are_a_feature_pyramid() -> None:
+    model = tiny_swin().eval()
+    config, images = model.config, torch.randn(2, 3, 64, 96)
+    with torch.inference_mode():
+        pyramid = model.intermediates(images, config.stage_ends, dense=True)
+        tokens = model.intermediates(images, [-1, 0])
+        last, final = model.encode(images), model.norm(pyramid[-1].permute(0, 2, 3, 1))
+    grids = config.stage_grids((64, 96))
+    assert [tuple(level.shape) for level in pyramid] == [
+        (2, width, *grid) for width, grid in zip(config.widths, grids, strict=True)
+    ]
+    assert torch.equal(tokens[0], pyramid[-1].flatten(2).transpose(1, 2))
+    assert tokens[1].shape == (2, grids[0][0] * grids[0][1], config.widths[0])
+    assert torch.equal(final, last)
+    with pytest.raises(PatchlightError, match="reaches beyond the model's"):
+        model.intermediates(images, config.depth)

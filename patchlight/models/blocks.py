@@ -1,7 +1,11 @@
-"""Residual branches, as all architectures have them: scaled, and skipped at times."""
+"""What blocks of all architectures share: residual branches, scaled and skipped at times, and their numbers."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from patchlight.errors import PatchlightError
 
 
 class Residual(nn.Module):
@@ -44,3 +48,11 @@ class Residual(nn.Module):
 def drop_rates(most: float, depth: int) -> list[float]:
     """Of each block: from 0 in the first, growing linearly to `most` in the last."""
     return [most * index / max(1, depth - 1) for index in range(depth)]
+
+
+def wanted_blocks(blocks: int | Sequence[int], depth: int) -> list[int]:
+    """The numbers of the blocks that were asked for, from 0; -1 is the last."""
+    asked = [blocks] if isinstance(blocks, int) else list(blocks)
+    if not all(-depth <= index < depth for index in asked):
+        raise PatchlightError(f"blocks={asked} reaches beyond the model's {depth} blocks")
+    return [index % depth for index in asked]
