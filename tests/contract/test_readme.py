@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from command_line import patchlight
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -36,8 +36,7 @@ def test_python_example_runs_and_prints_what_it_says(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command: str, tmp_path: Path) -> None:
-    arguments = shlex.split(command, comments=True)[1:]
-    run = subprocess.run([sys.executable, "-m", "patchlight", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    run = patchlight(*shlex.split(command, comments=True)[1:], cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from command_line import patchlight
 from models_at_random import tiny_vit
 from patchlight import __version__, variant
 from patchlight.weights.save import save
@@ -18,7 +19,7 @@ from patchlight.weights.save import save
 DEMO = Path(__file__).parents[2] / "demo"
 
 
-def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def in_a_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "patchlight", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
@@ -39,13 +40,19 @@ def test_ctrl_c_in_the_midst_of_an_import_ends_the_process_and_says_nothing(tmp_
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    patchlight("--help", cwd=tmp_path)  # byte-compiles
+    in_a_process("--help", cwd=tmp_path)  # byte-compiles
     start = time.perf_counter()
-    answer = patchlight("--help", cwd=tmp_path)
+    answer = in_a_process("--help", cwd=tmp_path)
     assert time.perf_counter() - start < 1
     assert answer.returncode == 0
     assert "costs" in answer.stdout
-    assert patchlight(cwd=tmp_path).stdout == answer.stdout
+    assert in_a_process(cwd=tmp_path).stdout == answer.stdout
+
+
+def test_a_process_prints_and_ends_as_in_the_tests_that_start_none(pets: Path) -> None:
+    for arguments in (("classify", "red.png", "--model", "model"), ("classify", "page.jpg", "--model", "model")):
+        alone, here = in_a_process(*arguments, cwd=pets), patchlight(*arguments, cwd=pets)
+        assert (alone.returncode, alone.stdout, alone.stderr) == (here.returncode, here.stdout, here.stderr)
 
 
 def test_version(tmp_path: Path) -> None:

@@ -1,35 +1,24 @@
-"""Every command with a Swin and a ConvNeXt: what a user types, run in this process, which saves its start."""
+"""Every command with a Swin and a ConvNeXt: what a user types."""
 
-import contextlib
-import io
+import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from patchlight.cli import main
+import command_line
 from patchlight.families import ConvNeXtConfig, SwinConfig, variant
 from patchlight.weights.save import save
 from staged_models import TINY_CONVNEXT, TINY_SWIN, tiny_convnext, tiny_swin
 
 
 @pytest.fixture
-def patchlight(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
-    monkeypatch.chdir(folder)
-
-    def run(*arguments: str) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["patchlight", *arguments])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            main()
-        return SimpleNamespace(returncode=ended.value.code or 0, stdout=out.getvalue(), stderr=err.getvalue())
-
-    return run
+def patchlight(folder: Path) -> Callable[..., CompletedProcess[str]]:
+    return functools.partial(command_line.patchlight, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_costs(folder: Path, patchlight: Callable[..., SimpleNamespace]) -> None:
+def test_costs(folder: Path, patchlight: Callable[..., CompletedProcess[str]]) -> None:
     (folder / "mine.json").write_text(SwinConfig(**TINY_SWIN).to_json())
     answer = patchlight("costs", "swin-T", "convnext-T", "mine.json", "--image-size", "224")
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -62,7 +51,7 @@ def test_costs(folder: Path, patchlight: Callable[..., SimpleNamespace]) -> None
 
 
 @pytest.mark.parametrize("model", ["swin", "convnext"])
-def test_inspect_classify_crop_and_evaluate(model: str, patchlight: Callable[..., SimpleNamespace]) -> None:
+def test_inspect_classify_crop_and_evaluate(model: str, patchlight: Callable[..., CompletedProcess[str]]) -> None:
     seen = patchlight("inspect", model, "--json")
     assert seen.returncode == 0, seen.stderr
     assert json.loads(seen.stdout)["config"]["architecture"] == model
@@ -87,7 +76,7 @@ def test_inspect_classify_crop_and_evaluate(model: str, patchlight: Callable[...
     [("swin", "of a Swin, patchlight.attention(model, image) shows"), ("convnext", "pays no attention")],
 )
 def test_look_refuses_in_one_line(
-    model: str, words: str, folder: Path, patchlight: Callable[..., SimpleNamespace]
+    model: str, words: str, folder: Path, patchlight: Callable[..., CompletedProcess[str]]
 ) -> None:
     answer = patchlight("look", "photos/dark/0.png", "--model", model, "--out", f"{model}-look")
     assert (answer.returncode, answer.stdout, len(answer.stderr.splitlines())) == (2, "", 1)
@@ -97,7 +86,7 @@ def test_look_refuses_in_one_line(
 
 @pytest.mark.parametrize("config", [SwinConfig(**TINY_SWIN), ConvNeXtConfig(**TINY_CONVNEXT)])
 def test_train_and_finetune(
-    config: SwinConfig | ConvNeXtConfig, folder: Path, patchlight: Callable[..., SimpleNamespace]
+    config: SwinConfig | ConvNeXtConfig, folder: Path, patchlight: Callable[..., CompletedProcess[str]]
 ) -> None:
     name = config.architecture
     (folder / f"{name}.py").write_text(
@@ -121,7 +110,7 @@ def test_train_and_finetune(
     assert patchlight("inspect", f"{name}-tuned").returncode == 0
 
 
-def test_models_lists_them(patchlight: Callable[..., SimpleNamespace]) -> None:
+def test_models_lists_them(patchlight: Callable[..., CompletedProcess[str]]) -> None:
     listed = patchlight("models", "swin").stdout
     assert "microsoft" not in listed
     assert "swin-tiny-patch4-window7-224" in listed

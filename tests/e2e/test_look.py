@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from command_line import patchlight
 from models_at_random import tiny_vit
 from patchlight.explain.page import TEXTS
 from patchlight.weights.save import save
-
-
-def patchlight(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "patchlight", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
