@@ -83,7 +83,7 @@ def model_rate(loaded: Loaded, device: torch.device, batch: int) -> float:
     def look(times: int) -> None:
         for _ in range(times):
             images_BCHW = loaded.preprocess.batch(levels, device)
-            find.Looks(loaded, images_BCHW, ["auto"]).heat("auto")
+            find.HeatPass(loaded, images_BCHW, ["auto"]).heat("auto")
         if device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -105,7 +105,7 @@ def watched(device: torch.device) -> Iterator[list[tuple[Any, Any]]]:
         event.record()
         return event
 
-    class Watched(find.Looks):
+    class Watched(find.HeatPass):
         def __init__(self, *given: Any, **named: Any) -> None:
             self.begun = now()
             super().__init__(*given, **named)
@@ -115,12 +115,12 @@ def watched(device: torch.device) -> Iterator[list[tuple[Any, Any]]]:
             seen.append((self.begun, now()))
             return heat_Bhw
 
-    before = find.Looks
-    find.Looks = Watched  # type: ignore[misc]
+    before = find.HeatPass
+    find.HeatPass = Watched  # type: ignore[misc]
     try:
         yield seen
     finally:
-        find.Looks = before  # type: ignore[misc]
+        find.HeatPass = before  # type: ignore[misc]
 
 
 def seconds_in(spans: list[tuple[Any, Any]], device: torch.device) -> float:

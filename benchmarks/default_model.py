@@ -41,7 +41,7 @@ from torch import Tensor
 import patchlight as pl
 from patchlight.images.decode import decode
 from patchlight.localizing.find import from_heat
-from patchlight.localizing.heat import Looks, resolve_method
+from patchlight.localizing.heat import HeatPass, resolve_method
 from patchlight.weights.groups import UNKNOWN, Named, read_groups
 
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
@@ -156,7 +156,7 @@ def localisation(
             views = [view for _, view in prepared]
             seconds["reading"] += time.perf_counter() - began
             began = time.perf_counter()
-            looks = Looks(loaded, images_BCHW, methods)
+            looks = HeatPass(loaded, images_BCHW, methods)
             finish(loaded)
             seconds["model"] += time.perf_counter() - began
             for item in items:
@@ -176,7 +176,7 @@ def nearest_neighbours(
     loaded: pl.Loaded, folder: Path, held_out: int, neighbours: int | None, batch: int
 ) -> tuple[float, int, int]:
     """The k-NN accuracy, the number of neighbours to choose from, and of classes."""
-    from patchlight.train.features import features_of, knn_accuracy
+    from patchlight.training.features import features_of, knn_accuracy
 
     labels = json.loads((folder / "labels.json").read_text())
     classes = {name: index for index, name in enumerate(sorted(set(labels.values())))}

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchlight.train.data import evaluation_batches
-from patchlight.train.features import features_of
-from patchlight.train.finetune import choose_recipe
-from patchlight.train.loop import train
-from patchlight.train.sources import open_dataset
+from patchlight.training.data import evaluation_batches
+from patchlight.training.features import features_of
+from patchlight.training.finetune import choose_recipe
+from patchlight.training.loop import train
+from patchlight.training.sources import open_dataset
 from patchlight.weights.load import Loaded, load
 
 KINDS = {"cub": "bird", "pets": "pet", "deer": "deer"}

@@ -41,12 +41,12 @@ import patchlight as pl
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.images.augment import AugmentConfig
 from patchlight.models import attention as attention_module
-from patchlight.train import loop, step
-from patchlight.train.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
-from patchlight.train.dino import DinoConfig
-from patchlight.train.mae import MaeConfig
-from patchlight.train.optim import matrices_in
-from patchlight.train.subject import SubjectConfig
+from patchlight.training import loop, step
+from patchlight.training.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
+from patchlight.training.dino import DinoConfig
+from patchlight.training.mae import MaeConfig
+from patchlight.training.optim import matrices_in
+from patchlight.training.subject import SubjectConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 LEARNERS = ("labels", "teacher", "dino", "mae", "subject")
@@ -358,8 +358,8 @@ def check_two_processes(photos: Path, folder: Path, given: argparse.Namespace) -
         script = folder / "train_one.py"
         script.write_text(
             "import json, sys\n"
-            "from patchlight.train.config import TrainConfig\n"
-            "from patchlight.train.loop import train\n"
+            "from patchlight.training.config import TrainConfig\n"
+            "from patchlight.training.loop import train\n"
             "if __name__ == '__main__':\n"
             "    train(TrainConfig.from_dict(json.load(open(sys.argv[1]))), sys.argv[2])\n"
         )

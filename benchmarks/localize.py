@@ -55,7 +55,7 @@ from patchlight.localizing.find import (
     look_again,
     regions_by,
 )
-from patchlight.localizing.heat import Looks, resolve_method
+from patchlight.localizing.heat import HeatPass, resolve_method
 
 PLACES = ("centred", "off-centre")
 EMPTY = "without a subject"
@@ -261,7 +261,7 @@ def each_method(
             yield method, [localize_tiles(loaded, photo, tiles, method) for photo in photos]
         return
     images, views = zip(*map(loaded.preprocess, photos), strict=True)
-    looks = Looks(loaded, torch.stack(images), methods)
+    looks = HeatPass(loaded, torch.stack(images), methods)
     for method in methods:
         used = resolve_method(loaded, method)
         calibration = calibration_for(loaded, used)

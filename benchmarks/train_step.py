@@ -3,7 +3,7 @@
     python benchmarks/train_step.py --device cuda                  # S/16 and B/16 at 224 px, bfloat16, batch 256
     python benchmarks/train_step.py Ti/16 --batch 8 --rounds 3     # on a CPU, to see that it works
 
-Ours is `patchlight.train.step.Step`, as `patchlight train` takes it: compiled, autocast, AdamW, CUDA graphs.
+Ours is `patchlight.training.step.Step`, as `patchlight train` takes it: compiled, autocast, AdamW, CUDA graphs.
 The peer is timm's model in the usual loop: torch.compile, autocast, fused AdamW, gradients clipped; with
 `--peer-graphs` its step is recorded, too (mode "reduce-overhead"). Both clip gradients and wait for the loss each step,
 as a loop that watches for NaN must. Rounds are interleaved; the median round counts.
@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from patchlight.config import PreprocessConfig
 from patchlight.families import variant
 from patchlight.models.vit import ViT
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.train.data import Batch
-from patchlight.train.objective import Classification
-from patchlight.train.optim import make_optimizer
-from patchlight.train.processes import Processes
-from patchlight.train.step import Step
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.data import Batch
+from patchlight.training.objective import Classification
+from patchlight.training.optim import make_optimizer
+from patchlight.training.processes import Processes
+from patchlight.training.step import Step
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import oracles

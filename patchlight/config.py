@@ -136,7 +136,7 @@ class ViTConfig(ArchitectureConfig):
     position: Literal["learned", "sincos2d", "rope2d", "rope_mixed", "relative_bias", "relative_mlp", "none"] = (
         "learned"
     )
-    also_learned: bool = False  # a learned table besides the rotations
+    add_learned_table: bool = False  # a learned table besides the rotations
     prefix_positions: Literal["all", "class", "none"] = "all"  # which prefix tokens own a row of the learned table
     # A learned table is resampled to other image sizes bicubically: widened when shrinking, with Keys' a = -1/2 (timm,
     # DINOv2 with registers), or as it is, with a = -3/4 (other models of transformers); or linearly (BEiT there).
@@ -232,7 +232,7 @@ class ViTConfig(ArchitectureConfig):
             f"position='sincos2d' needs a width divisible by 4 (sine and cosine of two coordinates), not {self.width}",
         )
         require(
-            not self.turns or self.head_width % 4 == 0,
+            not self.is_rotary or self.head_width % 4 == 0,
             f"position={self.position!r} needs heads of a width divisible by 4, not {self.width}/{self.num_heads} = "
             f"{self.head_width}; change num_heads",
         )
@@ -242,7 +242,7 @@ class ViTConfig(ArchitectureConfig):
         )
         for name, schemes in (
             ("prefix_positions", ("learned",)),
-            ("also_learned", ("rope2d", "rope_mixed")),
+            ("add_learned_table", ("rope2d", "rope_mixed")),
             ("rope_base", ("rope2d", "rope_mixed")),
             ("rope_coordinates", ("rope2d",)),
             ("rope_grid", ("rope2d",)),
@@ -257,14 +257,14 @@ class ViTConfig(ArchitectureConfig):
             )
 
     @property
-    def turns(self) -> bool:
+    def is_rotary(self) -> bool:
         """Whether positions are told by turning queries and keys."""
         return self.position in ("rope2d", "rope_mixed")
 
     @property
     def has_position_table(self) -> bool:
         """Whether a learned table is added to the patches."""
-        return self.position == "learned" or self.also_learned
+        return self.position == "learned" or self.add_learned_table
 
     @property
     def resnet_stride(self) -> int:

@@ -32,7 +32,7 @@ class Stopped(BaseException):
 
 
 @dataclass
-class Asked:
+class StopRequest:
     """`signal` is the number of the signal that asked for a stop, 0 while none has."""
 
     signal: int = 0
@@ -51,16 +51,16 @@ class Asked:
 
 
 @contextlib.contextmanager
-def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
+def asked_to_stop(on_signal: Callable[[], None] = lambda: None) -> Iterator[StopRequest]:
     """SIGINT and SIGTERM ask for a stop at the next moment that suits the work; a second one acts at once.
 
     One within a second is the same once more: torchrun, and whoever stops a whole group, passes on what all have heard.
-    `heard` is called when one comes that has to wait, whatever is going on: it may do no more than write to a file
+    `on_signal` is called when one comes that has to wait, whatever is going on: it may do no more than write to a file
     number.
     """
-    asked, first = Asked(), 0.0
+    asked, first = StopRequest(), 0.0
 
-    def hear(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         nonlocal first
         if asked.signal:
             _act_at_once(number, first)
@@ -69,12 +69,12 @@ def asked_to_stop(heard: Callable[[], None] = lambda: None) -> Iterator[Asked]:
         if asked._line is not None:
             raise Stopped(asked._line, number)
         with contextlib.suppress(OSError):  # whoever read what we say was stopped, too
-            heard()
+            on_signal()
 
     if threading.current_thread() is not threading.main_thread():
         yield asked  # only the main thread hears signals
         return
-    before = {number: signal.signal(number, hear) for number in STOPPING}
+    before = {number: signal.signal(number, handle) for number in STOPPING}
     try:
         yield asked
     finally:
@@ -88,25 +88,25 @@ def held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: dict[int, float] = {}
+    received: dict[int, float] = {}
 
-    def hear(number: int, frame: Any) -> None:
-        if heard:
-            _act_at_once(number, min(heard.values()))
-        heard.setdefault(number, time.monotonic())
+    def handle(number: int, frame: Any) -> None:
+        if received:
+            _act_at_once(number, min(received.values()))
+        received.setdefault(number, time.monotonic())
 
-    before = {number: signal.signal(number, hear) for number in STOPPING}
+    before = {number: signal.signal(number, handle) for number in STOPPING}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for each in heard:
+        for each in received:
             signal.raise_signal(each)
 
 
 @contextlib.contextmanager
-def children_are_deaf() -> Iterator[None]:
+def block_signals_in_children() -> Iterator[None]:
     """Processes that are started inside do not hear SIGINT and SIGTERM, which Ctrl-C sends to all of them.
 
     One that comes to this process meanwhile is heard by another of its threads, or afterwards.
@@ -163,6 +163,6 @@ def worker_context(preload: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     multiprocessing.resource_tracker.ensure_running()  # first, for it would unblock them
-    with children_are_deaf():
+    with block_signals_in_children():
         multiprocessing.forkserver.ensure_running()
     return context

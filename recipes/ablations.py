@@ -49,7 +49,7 @@ from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 
 EPOCHS = 15.0
 SIZES = (24, 40, 48)

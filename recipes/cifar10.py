@@ -32,7 +32,7 @@ and cosines 89.1 %, RoPE 90.7 % (91.3 % with 0.03), at 35,500, 37,250 and 34,900
 
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 
 
 def config() -> TrainConfig:

@@ -10,7 +10,7 @@ learned table of positions in place of RoPE, and muon_lr=0.02, 70.62 %). Two cor
 
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 
 
 def config() -> TrainConfig:

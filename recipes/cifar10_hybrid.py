@@ -20,7 +20,7 @@ encoder on patches of 4 pixels.
 
 from cifar10 import config as on_patches
 
-from patchlight.train.config import TrainConfig
+from patchlight.training.config import TrainConfig
 
 
 def config() -> TrainConfig:

@@ -45,8 +45,8 @@ from small_cnn import train_cnn
 from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.train.data import subset
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.data import subset
 
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)
 MODELS = {"vit": "ViT", "cnn": "small ConvNet"}

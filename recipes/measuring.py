@@ -27,10 +27,10 @@ from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.models.vit import ViT
 from patchlight.signals import Stopped
-from patchlight.train.config import TrainConfig
-from patchlight.train.data import Dataset
-from patchlight.train.loop import train
-from patchlight.train.sources import Part, open_dataset
+from patchlight.training.config import TrainConfig
+from patchlight.training.data import Dataset
+from patchlight.training.loop import train
+from patchlight.training.sources import Part, open_dataset
 from patchlight.weights.load import load
 
 Teacher = Callable[[Tensor], Tensor]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig, augment, mix
 from patchlight.images.draws import Draws, epoch_order
-from patchlight.train.data import Dataset
-from patchlight.train.sources import open_dataset
+from patchlight.training.data import Dataset
+from patchlight.training.sources import open_dataset
 
 EPOCHS, BATCH_SIZE = 20.0, 512
 HIGHEST_RATE, WAY_UP = 0.4, 0.2  # for batches of 512; the share of the steps until it is reached

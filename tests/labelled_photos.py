@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchlight.train.data import Dataset
+from patchlight.training.data import Dataset
 
 
 def save_photo(path: Path, seed: int, size: tuple[int, int] = (20, 30)) -> Path:

@@ -17,7 +17,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not instal
 from patchlight.serve.app import make_app  # noqa: E402
 from patchlight.serve.engine import Engine  # noqa: E402
 from patchlight.serve.limits import Limits  # noqa: E402
-from patchlight.serve.running import Address, door_of, listen  # noqa: E402
+from patchlight.serve.running import Address, access_policy, listen  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ def serving(
 ) -> Iterator[Served]:
     listening = listen(Address(port=0))
     port = listening.getsockname()[1]
-    door = door_of(Address(port=port, token=token), port)
+    access = access_policy(Address(port=port, token=token), port)
     if remote:
-        door = type(door)(token=door.token, hosts=door.hosts, remote=True)
+        access = type(access)(token=access.token, hosts=access.hosts, remote=True)
     engine = Engine(models or ("default",), limits=limits)
-    served = Served(port, door.token, engine)
+    served = Served(port, access.token, engine)
     config = uvicorn.Config(
-        make_app(engine, door, served.log.append), log_config=None, access_log=False, ws="none", server_header=False
+        make_app(engine, access, served.log.append), log_config=None, access_log=False, ws="none", server_header=False
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -17,7 +17,7 @@ from patchlight.batch.work import Failed, Seen, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError
 from patchlight.localizing.find import Localization, localize, localize_batch, look_again, read
-from patchlight.models.packed import packed
+from patchlight.models.prepack import prepack_linears
 from patchlight.weights.load import Loaded
 
 
@@ -34,7 +34,7 @@ class Finder:
 
     def get_ready(self) -> None:
         """Before the first look, where there is anything to look at."""
-        self.loaded = dataclasses.replace(self.loaded, model=packed(self.loaded.model))
+        self.loaded = dataclasses.replace(self.loaded, model=prepack_linears(self.loaded.model))
 
     def look_at(self, photos: Sequence[Seen]) -> list[Localization | Failed]:
         found: list[Localization | Failed] = []

@@ -15,11 +15,11 @@ from patchlight import __version__
 from patchlight.batch.finder import Finder, first_line, give_up
 from patchlight.batch.formats import check_format
 from patchlight.batch.inputs import find_photos, with_places
-from patchlight.batch.line import PhotoLine, Progress, Steps
-from patchlight.batch.looks import LookBook
+from patchlight.batch.pipeline import CropPipeline, Progress, Steps
 from patchlight.batch.pool import Pool
 from patchlight.batch.results import MODEL_SOURCE, ResultFolder
 from patchlight.batch.rows import VERSION
+from patchlight.batch.sequences import FrameStore
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
 from patchlight.config import require
@@ -105,10 +105,10 @@ def crop_photos(
             )
             book = None
             if settings.burst:
-                book = LookBook(folder.looks)
+                book = FrameStore(folder.looks)
                 stack.callback(book.close)
             finder = Finder(loaded, settings, batch_size, tell)
-            line = PhotoLine(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
+            line = CropPipeline(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
             computed = line.work(asked)
             inputs = replace(inputs, photos=photos)
             wanted = Wanted(tuple(formats), report, overlay)

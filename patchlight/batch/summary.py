@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 from patchlight.batch.formats import Format, export, file_of
 from patchlight.batch.inputs import Input, Inputs
-from patchlight.batch.line import Steps, result_of
 from patchlight.batch.overlay import draw_overlay, overlay_mark, overlay_name
+from patchlight.batch.pipeline import Steps, result_of
 from patchlight.batch.pool import Pool
 from patchlight.batch.report import mark_of, thumbnail_name, write_report
 from patchlight.batch.results import Journal, ResultFolder, digest, read_json, size_of

@@ -19,7 +19,7 @@ MOST_NAMES = 10
 """Of what photos show, that are printed."""
 
 if TYPE_CHECKING:
-    from patchlight.batch.line import Progress
+    from patchlight.batch.pipeline import Progress
     from patchlight.batch.summary import Summary
 
 

@@ -14,7 +14,7 @@ from patchlight.errors import PatchlightError
 from patchlight.signals import asked_to_stop
 
 if TYPE_CHECKING:
-    from patchlight.train.evaluate import Evaluation
+    from patchlight.training.evaluate import Evaluation
     from patchlight.weights.load import Loaded
 
 
@@ -49,7 +49,7 @@ def evaluate(
         return
     if known is not None:
         raise PatchlightError("--known goes with --knn, --linear or --attentive")
-    from patchlight.train.evaluate import check_folder, evaluate_photos, write_report
+    from patchlight.training.evaluate import check_folder, evaluate_photos, write_report
 
     if out is not None:
         check_folder(out)
@@ -89,7 +89,7 @@ def _showing(model: str) -> Iterator[Callable[[str], None]]:
 
 
 def _load(model: str, device: str | None) -> "Loaded":
-    from patchlight.train.processes import usable_device
+    from patchlight.training.processes import usable_device
     from patchlight.weights.load import load
 
     chosen = usual_device() if device is None else device
@@ -108,7 +108,7 @@ def _evaluate_features(
     device: str | None,
     as_json: bool,
 ) -> None:
-    from patchlight.train.features import evaluate_features
+    from patchlight.training.features import evaluate_features
 
     with _showing(model) as tell:
         loaded = _load(model, device)
@@ -138,7 +138,7 @@ def _evaluate_features(
 
 
 def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
-    from patchlight.train.data import printable
+    from patchlight.training.data import printable
 
     low, high = result.accuracy_interval
     seen = [one for one in result.per_class if one.photos]

@@ -14,7 +14,7 @@ def recipes(
     copy: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy them all into this new folder.")] = None,
 ) -> None:
     """List the recipes for `patchlight train NAME` and the scripts beside them, or copy them to read and change."""
-    from patchlight.train.recipe import bundled_recipes, recipes_folder
+    from patchlight.training.recipe import bundled_recipes, recipes_folder
 
     if copy is None:
         rows = [

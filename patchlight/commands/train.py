@@ -30,7 +30,7 @@ def train(
     """Train a model as a recipe says; stopped anywhere, `--resume` goes on exactly."""
     changes = parse_values(settings or [])
 
-    from patchlight.train.recipe import read_recipe, recipe_config, recipe_teacher
+    from patchlight.training.recipe import read_recipe, recipe_config, recipe_teacher
 
     module = read_recipe(recipe)
     config = recipe_config(module, changes)
@@ -56,11 +56,11 @@ def finetune(
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = parse_values(settings or [])
 
-    from patchlight.train.data import CLASS_WITHOUT_PHOTOS
-    from patchlight.train.finetune import choose_recipe, in_words, resumed_recipe
-    from patchlight.train.processes import rank_and_world
-    from patchlight.train.run_folder import RunFolder
-    from patchlight.train.sources import open_dataset, require_photos
+    from patchlight.training.data import CLASS_WITHOUT_PHOTOS
+    from patchlight.training.finetune import choose_recipe, in_words, resumed_recipe
+    from patchlight.training.processes import rank_and_world
+    from patchlight.training.run_folder import RunFolder
+    from patchlight.training.sources import open_dataset, require_photos
     from patchlight.weights.load import load
 
     run, training = RunFolder(out), open_dataset(photos)
@@ -85,9 +85,9 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    from patchlight.train.loop import Progress
-    from patchlight.train.loop import train as run_training
-    from patchlight.train.processes import FailedElsewhereError, rank_and_world
+    from patchlight.training.loop import Progress
+    from patchlight.training.loop import train as run_training
+    from patchlight.training.processes import FailedElsewhereError, rank_and_world
 
     # On a narrow terminal what may be wrapped gets shorter: the bar alone.
     left = TimeRemainingColumn(table_column=Column(no_wrap=True))
@@ -157,7 +157,7 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
 
 def _learnt_without_labels(out: Path) -> str:
     """What there is to say of a run whose photos have no classes to judge by."""
-    from patchlight.train.run_folder import RunFolder
+    from patchlight.training.run_folder import RunFolder
 
     last = {name: value for row in RunFolder(out).rows() for name, value in row.items() if value is not None}
     words = [f"loss {last['loss']:.3f}"] if "loss" in last else []
@@ -175,7 +175,7 @@ def publish(
     groups: Annotated[Path | None, typer.Option(help="A CSV (label,group), in place of the run's data.groups.")] = None,
 ) -> None:
     """Make a run's model the one inside the package, which every command uses where none is named."""
-    from patchlight.train.publish import put_into_package
+    from patchlight.training.publish import put_into_package
 
     if name != "default":
         raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")

@@ -22,7 +22,7 @@ from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import Edges, Region, regions_of
 from patchlight.localizing.closer import Mosaic, Tiles, around, cut_off, look_at
 from patchlight.localizing.decide import GENERIC, Decision, by_confidence, confidence_alone, confidence_beside, decide
-from patchlight.localizing.heat import Looks, Method, resolve_method
+from patchlight.localizing.heat import HeatPass, Method, resolve_method
 from patchlight.weights.groups import Named
 from patchlight.weights.load import Loaded, load
 
@@ -226,7 +226,7 @@ def localize_tiles(
     maps, views, named = [], [], None
     for start in range(0, len(parts), LOOKS_AT_ONCE):
         seen = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
-        looks = Looks(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [method])
+        looks = HeatPass(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [method])
         maps.append(looks.heat(method).float().cpu())
         views += [view for _, view in seen]
         if not start and loaded.naming is not None:
@@ -315,7 +315,7 @@ def localize_batch(
 ) -> list[Localization]:
     """Find the subjects in images that the model takes, one view each; `most` is None for all subjects."""
     used = resolve_method(loaded, method)
-    looks = Looks(loaded, images_BCHW, [method])
+    looks = HeatPass(loaded, images_BCHW, [method])
     calibration = calibration_for(loaded, used)
     found = from_heat(looks.heat(method), views, loaded.model.config, used, most, threshold, min_area, calibration)
     if loaded.naming is None:

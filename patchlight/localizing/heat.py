@@ -79,10 +79,10 @@ def resolve_method(loaded: Loaded, method: str) -> Method:
 
 def heat_maps(loaded: Loaded, images_BCHW: Tensor, method: str = "auto") -> Tensor:
     """Where the subjects of these images are, from 0 to 1: heat_Bhw float32, on the model's device."""
-    return Looks(loaded, images_BCHW, [method]).heat(method)
+    return HeatPass(loaded, images_BCHW, [method]).heat(method)
 
 
-class Looks:
+class HeatPass:
     """One forward pass over images that the model takes, from which the maps of several methods are made.
 
     Rollout reads every block and makes a pass of its own. Padded images are not for this: each has to fill its frame.
@@ -137,7 +137,7 @@ class Looks:
         used = resolve_method(self.loaded, method)
         if used == "rollout":
             heat_Bhw = rollout(self.loaded.model, self.images_BCHW).float()
-            return _of_its_most(heat_Bhw.flatten(1)).view_as(heat_Bhw)
+            return _divide_by_max(heat_Bhw.flatten(1)).view_as(heat_Bhw)
         assert self.last or self.features_BPD is not None, f"name {used} among the methods, so that the pass is made"
         match used:
             case "subject":
@@ -146,7 +146,7 @@ class Looks:
                 heat_BP = subject_heat(self.last, self.geometry, self.loaded.subject)
             case "cls":
                 assert self.last is not None
-                heat_BP = _of_its_most(self.last.rows([0])[:, :, 0, self.geometry.num_prefix :].mean(1))
+                heat_BP = _divide_by_max(self.last.rows([0])[:, :, 0, self.geometry.num_prefix :].mean(1))
             case "lost":
                 heat_BP = lost(self._keys_BPD())
             case "features":
@@ -204,7 +204,7 @@ def subject_heat(heads: Heads, geometry: TokenGeometry, subject: SubjectHeat) ->
     return torch.sigmoid(subject.scale * score_BP + subject.bias)
 
 
-def _of_its_most(heat_BP: Tensor) -> Tensor:
+def _divide_by_max(heat_BP: Tensor) -> Tensor:
     return heat_BP / heat_BP.amax(1, keepdim=True).clamp(min=torch.finfo(heat_BP.dtype).tiny)
 
 
@@ -325,7 +325,7 @@ def _around_half(signed_BP: Tensor) -> Tensor:
 
     0 everywhere for a map in which nothing stands out.
     """
-    heat_BP = 0.5 + _of_its_most(signed_BP.clamp(min=0)) / 2 - _of_its_most((-signed_BP).clamp(min=0)) / 2
+    heat_BP = 0.5 + _divide_by_max(signed_BP.clamp(min=0)) / 2 - _divide_by_max((-signed_BP).clamp(min=0)) / 2
     spread_B1 = signed_BP.amax(1, keepdim=True) - signed_BP.amin(1, keepdim=True)
     return heat_BP.masked_fill(spread_B1 <= 1e-6 * signed_BP.abs().amax(1, keepdim=True), 0)
 

@@ -17,14 +17,14 @@ from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError
 from patchlight.serve import answers
 from patchlight.serve.crop_routes import add_crop_routes
-from patchlight.serve.desk import Desk
 from patchlight.serve.engine import Engine, UnknownModelError
-from patchlight.serve.guard import TOKEN_HEADER, Door, Guard, error_body, log_line
-from patchlight.serve.line import BusyError
+from patchlight.serve.guard import TOKEN_HEADER, AccessPolicy, Guard, error_body, log_line
 from patchlight.serve.look_routes import add_look_routes
 from patchlight.serve.model_routes import add_model_routes
 from patchlight.serve.photo_routes import add_photo_routes
 from patchlight.serve.photos import UnknownPhotoError
+from patchlight.serve.queues import BusyError
+from patchlight.serve.state import ServerState
 
 WEB = Path(__file__).with_name("web")
 PREFIX = "/api/v1"
@@ -55,17 +55,17 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(
-    engine: Engine, door: Door, log: Callable[[Mapping[str, Any]], None] = log_line, workers: int = 2
+    engine: Engine, access: AccessPolicy, log: Callable[[Mapping[str, Any]], None] = log_line, workers: int = 2
 ) -> Guard:
     """The ASGI application; the engine is started and closed with it."""
-    desk = Desk(engine, workers)
+    state = ServerState(engine, workers)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine.start()
         yield
-        desk.stopping = True
-        await asyncio.to_thread(desk.close)
+        state.stopping = True
+        await asyncio.to_thread(state.close)
 
     app = FastAPI(
         title="Patchlight",
@@ -79,23 +79,23 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.include_router(_routes(desk), prefix=PREFIX)
-    _add_health(app, desk)
-    _add_page(app, "" if door.remote else door.token)
+    app.include_router(_routes(state), prefix=PREFIX)
+    _add_health(app, state)
+    _add_page(app, "" if access.remote else access.token)
     _add_errors(app)
-    return Guard(app, door, engine.limits, log)
+    return Guard(app, access, engine.limits, log)
 
 
-def _routes(desk: Desk) -> APIRouter:
+def _routes(state: ServerState) -> APIRouter:
     api = APIRouter(responses=_ERRORS)
-    add_model_routes(api, desk)
-    add_photo_routes(api, desk)
-    add_crop_routes(api, desk)
-    add_look_routes(api, desk)
+    add_model_routes(api, state)
+    add_photo_routes(api, state)
+    add_crop_routes(api, state)
+    add_look_routes(api, state)
     return api
 
 
-def _add_health(app: FastAPI, desk: Desk) -> None:
+def _add_health(app: FastAPI, state: ServerState) -> None:
     @app.get("/livez", tags=["health"])
     async def livez() -> answers.Health:
         """The process answers."""
@@ -106,11 +106,11 @@ def _add_health(app: FastAPI, desk: Desk) -> None:
     )
     async def readyz(response: Response) -> answers.Health:
         """The models are loaded, and photos are welcome."""
-        if desk.engine.ready and not desk.stopping:
+        if state.engine.ready and not state.stopping:
             return answers.Health(status="ok")
         response.status_code = 503
         response.headers["retry-after"] = "1"
-        return answers.Health(status="stopping" if desk.stopping else "loading")
+        return answers.Health(status="stopping" if state.stopping else "loading")
 
 
 def _add_page(app: FastAPI, token: str) -> None:

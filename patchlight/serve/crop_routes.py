@@ -13,10 +13,10 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import SUFFIXES, Crop, Cut, cut_out, parse_aspect, region_around
 from patchlight.serve import answers
-from patchlight.serve.desk import Desk
 from patchlight.serve.engine import subjects_in
 from patchlight.serve.limits import Limits
 from patchlight.serve.photos import Photo, crop_stem
+from patchlight.serve.state import ServerState
 
 Edge = Annotated[float, Query(ge=-1e6, le=1e6, description="In pixels of the upright photo")]
 Margin = Annotated[float, Query(ge=0, le=2, description="On every side, as a share of the box's sides")]
@@ -24,8 +24,8 @@ Aspect = Annotated[str, Query(max_length=12, description="free, or width:height 
 Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut", "features"]
 
 
-def add_crop_routes(api: APIRouter, desk: Desk) -> None:
-    limits = desk.limits
+def add_crop_routes(api: APIRouter, state: ServerState) -> None:
+    limits = state.limits
 
     @api.get("/photos/{photo}/localize")
     async def localize(
@@ -35,7 +35,7 @@ def add_crop_routes(api: APIRouter, desk: Desk) -> None:
         subjects: Annotated[int, Query(ge=0, le=100, description="How many at most; 0: all")] = 1,
     ) -> answers.Found:
         """Where the subjects are, exactly as `patchlight.localize` says."""
-        served, seen = await desk.seen(desk.photos.get(photo), model, method)
+        served, seen = await state.seen(state.photos.get(photo), model, method)
         found = subjects_in(seen, served.loaded, method, subjects or None)
         return answers.Found(
             decision=found.decision,
@@ -59,7 +59,7 @@ def add_crop_routes(api: APIRouter, desk: Desk) -> None:
         aspect: Aspect = "free",
     ) -> answers.Region:
         """What a crop around this box would show, without cutting it."""
-        size = desk.photos.get(photo).size
+        size = state.photos.get(photo).size
         shown = region_around(_box([left, top, right, bottom], size), size, margin=margin, aspect=parse_aspect(aspect))
         return answers.Region(region=list(shown), width=shown[2] - shown[0], height=shown[3] - shown[1])
 
@@ -80,9 +80,9 @@ def add_crop_routes(api: APIRouter, desk: Desk) -> None:
         aspect: Aspect = "free",
     ) -> Response:
         """The part of the original around this box, in full resolution, with its EXIF and colour profile."""
-        kept = desk.photos.get(photo)
+        kept = state.photos.get(photo)
         order = answers.CropOrder(photo=photo, box=[left, top, right, bottom], margin=margin, aspect=aspect)
-        made = await desk.work(_cut, kept, order, limits.pixels)
+        made = await state.work(_cut, kept, order, limits.pixels)
         name = f"{crop_stem(kept.name)}-crop{SUFFIXES[made.format][0]}"
         return Response(
             made.content,
@@ -97,8 +97,8 @@ def add_crop_routes(api: APIRouter, desk: Desk) -> None:
     )
     async def crops(orders: answers.CropOrders) -> Response:
         """The crops of several photos in one archive, by the photos' names."""
-        kept = [(desk.photos.get(order.photo), order) for order in orders.crops]
-        content = await desk.work(_archive, kept, limits)
+        kept = [(state.photos.get(order.photo), order) for order in orders.crops]
+        content = await state.work(_archive, kept, limits)
         headers = {"content-disposition": _attachment("patchlight-crops.zip")}
         return Response(content, media_type="application/zip", headers=headers)
 

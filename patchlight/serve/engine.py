@@ -24,11 +24,11 @@ from patchlight.explain.rollout import rollout
 from patchlight.explain.shuffling import shuffle_patches, without_positions
 from patchlight.geometry import Box, View
 from patchlight.localizing.find import Localization, calibration_for, from_heat
-from patchlight.localizing.heat import Looks, resolve_method
+from patchlight.localizing.heat import HeatPass, resolve_method
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.serve.limits import Limits
-from patchlight.serve.line import Batches, BusyError
+from patchlight.serve.queues import Batches, BusyError
 from patchlight.weights.load import Loaded, load
 
 
@@ -254,7 +254,7 @@ def _pass(served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> 
         mask = None if heads.mask is None else heads.mask.float().cpu()
         layers.append((heads.q_BANE.float().cpu(), heads.k_BANE.float().cpu(), mask))
 
-    looks = Looks(served.loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
+    looks = HeatPass(served.loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
     heat_Bhw = looks.heat(method).float().cpu()
     output_BK = looks.logits().float().cpu()
     assert looks.tokens_BND is not None

@@ -47,7 +47,7 @@ _HEADERS = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class AccessPolicy:
     """Who may come in."""
 
     token: str
@@ -81,12 +81,12 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        door: Door,
+        access: AccessPolicy,
         limits: Limits,
         log: Callable[[Mapping[str, Any]], None] = log_line,
     ) -> None:
         self.app = app
-        self.door = door
+        self.access = access
         self.limits = limits
         self.log = log
         self._inside = 0
@@ -162,7 +162,7 @@ class Guard:
             return values[0].decode("latin-1").strip().lower() if values else None
 
         host = one(b"host")
-        if host not in self.door.hosts:
+        if host not in self.access.hosts:
             raise RefusedError(421, "host", "this server is not called so; use the address that it printed")
         origin, site = one(b"origin"), one(b"sec-fetch-site")
         is_api = scope["path"].startswith("/api/")
@@ -172,9 +172,9 @@ class Guard:
         unsafe = scope["method"] not in ("GET", "HEAD", "OPTIONS")
         if unsafe and not ours:
             raise RefusedError(403, "origin", "other pages may not send anything here")
-        if unsafe or (is_api and self.door.remote):
+        if unsafe or (is_api and self.access.remote):
             given = headers.get(TOKEN_HEADER.encode(), [b""])[0]
-            if not secrets.compare_digest(given, self.door.token.encode()):
+            if not secrets.compare_digest(given, self.access.token.encode()):
                 raise RefusedError(
                     401, "token", f"send the token that the server printed, as the header {TOKEN_HEADER}"
                 )

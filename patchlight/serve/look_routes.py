@@ -12,14 +12,14 @@ from patchlight.classification import check_names_classes, likeliest
 from patchlight.explain.attention import resolve_layers, resolve_queries
 from patchlight.explain.shuffling import shuffled_order
 from patchlight.serve import answers
-from patchlight.serve.desk import Desk
+from patchlight.serve.state import ServerState
 from patchlight.weights.load import Loaded
 
 Layer = Annotated[int, Query(ge=-1000, le=1000, description="Of the block, from 0, or from -1 backwards")]
 
 
-def add_look_routes(api: APIRouter, desk: Desk) -> None:
-    engine = desk.engine
+def add_look_routes(api: APIRouter, state: ServerState) -> None:
+    engine = state.engine
 
     @api.get("/photos/{photo}/attention")
     async def attention(
@@ -33,7 +33,7 @@ def add_look_routes(api: APIRouter, desk: Desk) -> None:
         heads: Literal["all", "mean"] = "all",
     ) -> answers.AttentionRows:
         """What tokens attended to, exactly as `patchlight.attention` says."""
-        served, seen = await desk.seen(desk.photos.get(photo), model)
+        served, seen = await state.seen(state.photos.get(photo), model)
         (block,) = resolve_layers(layer, served.config.depth)
         asked = resolve_queries(_query(query), served.config, seen.grid)
         rows_AQN = seen.layers[block].rows(asked)[0]
@@ -55,7 +55,7 @@ def add_look_routes(api: APIRouter, desk: Desk) -> None:
         The row of token i in head a is softmax(q[a, i] . k[a] / sqrt(E)), to which `bias` (heads, tokens, tokens) is
         added before the softmax where the model has one.
         """
-        served, seen = await desk.seen(desk.photos.get(photo), model)
+        served, seen = await state.seen(state.photos.get(photo), model)
         (block,) = resolve_layers(layer, served.config.depth)
         kept = seen.layers[block]
         tensors = {"q": kept.q_BANE[0], "k": kept.k_BANE[0]}
@@ -67,15 +67,15 @@ def add_look_routes(api: APIRouter, desk: Desk) -> None:
     @api.get("/photos/{photo}/features", response_class=Response, responses=answers.BINARY)
     async def features(photo: answers.PhotoId, model: answers.Number = 0) -> Response:
         """The last block's `patches` (P, D), each of length one, in float32: their products are cosines."""
-        _, seen = await desk.seen(desk.photos.get(photo), model)
+        _, seen = await state.seen(state.photos.get(photo), model)
         return answers.tensor_file({"patches": F.normalize(seen.tokens_ND[seen.num_prefix :], dim=1).contiguous()})
 
     @api.get("/photos/{photo}/rollout")
     async def rollout(photo: answers.PhotoId, model: answers.Number = 0) -> answers.HeatMap:
         """Attention followed through all blocks, exactly as `patchlight.explain.rollout` says."""
-        kept = desk.photos.get(photo)
-        served, seen = await desk.seen(kept, model)
-        image_CHW, _ = await desk.prepared(kept, served)
+        kept = state.photos.get(photo)
+        served, seen = await state.seen(kept, model)
+        image_CHW, _ = await state.prepared(kept, served)
         return answers.heat_map(seen, await asyncio.wrap_future(engine.rollout(served, image_CHW)))
 
     @api.get("/photos/{photo}/classify")
@@ -84,7 +84,7 @@ def add_look_routes(api: APIRouter, desk: Desk) -> None:
     ) -> answers.Classes:
         """The likeliest classes, by a model that names them."""
         check_names_classes(engine.model(model).loaded)
-        served, seen = await desk.seen(desk.photos.get(photo), model)
+        served, seen = await state.seen(state.photos.get(photo), model)
         named = likeliest(served.loaded, seen.output_K).named
         about = {} if named is None else named.to_dict()
         return answers.Classes(classes=_classes(served.loaded, seen.output_K, top), **about)
@@ -97,9 +97,9 @@ def add_look_routes(api: APIRouter, desk: Desk) -> None:
         top: Annotated[int, Query(ge=1, le=20)] = 3,
     ) -> answers.Shuffled:
         """What the model says of the photo with its patches in another order, with and without positions."""
-        kept = desk.photos.get(photo)
-        served, seen = await desk.seen(kept, model)
-        image_CHW, _ = await desk.prepared(kept, served)
+        kept = state.photos.get(photo)
+        served, seen = await state.seen(kept, model)
+        image_CHW, _ = await state.prepared(kept, served)
         order_P = shuffled_order(math.prod(seen.grid), seed)
         said_4K = await asyncio.wrap_future(engine.shuffle(served, image_CHW, order_P))
         lists = [_classes(served.loaded, said_K, top) if served.names_classes else [] for said_K in said_4K]

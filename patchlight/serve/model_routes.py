@@ -11,12 +11,12 @@ from patchlight import __version__
 from patchlight.explain.probes import position_similarity
 from patchlight.localizing.heat import resolve_method
 from patchlight.serve import answers
-from patchlight.serve.desk import Desk
 from patchlight.serve.engine import Served
+from patchlight.serve.state import ServerState
 
 
-def add_model_routes(api: APIRouter, desk: Desk) -> None:
-    engine, limits = desk.engine, desk.limits
+def add_model_routes(api: APIRouter, state: ServerState) -> None:
+    engine, limits = state.engine, state.limits
 
     @api.get("/models")
     async def models() -> answers.Models:
@@ -28,7 +28,7 @@ def add_model_routes(api: APIRouter, desk: Desk) -> None:
     async def positions(model: int) -> Response:
         """How alike the model takes two positions to be: `similarity` (h, w, h, w) float32."""
         served = engine.model(model)
-        similarity_hwhw = await desk.work(position_similarity, served.vit)
+        similarity_hwhw = await state.work(position_similarity, served.vit)
         return answers.tensor_file({"similarity": similarity_hwhw.float().cpu().contiguous()})
 
     @api.get("/costs")
@@ -43,7 +43,7 @@ def add_model_routes(api: APIRouter, desk: Desk) -> None:
         side = patch_size * max(1, round(image_size / patch_size))
         config = dataclasses.replace(served.config, patch_size=(patch_size,) * 2, image_size=(side, side))
         counted = await asyncio.wrap_future(engine.costs(config))
-        latency = await desk.latency(served, config, counted.macs) if timed else None
+        latency = await state.latency(served, config, counted.macs) if timed else None
         values = counted.to_dict() | {"image_size": side, "patch_size": patch_size, "latency_ms": latency}
         return answers.CostsAnswer(**values | {"grid": list(counted.grid)})
 

@@ -10,8 +10,8 @@ from starlette.datastructures import UploadFile
 from patchlight.images.decode import decode
 from patchlight.localizing.find import read
 from patchlight.serve import answers
-from patchlight.serve.desk import Desk
 from patchlight.serve.photos import Photo, plain_name
+from patchlight.serve.state import ServerState
 
 _UPLOAD = {
     "required": True,
@@ -27,8 +27,8 @@ _UPLOAD = {
 }
 
 
-def add_photo_routes(api: APIRouter, desk: Desk) -> None:
-    engine, limits = desk.engine, desk.limits
+def add_photo_routes(api: APIRouter, state: ServerState) -> None:
+    engine, limits = state.engine, state.limits
 
     @api.post("/photos", status_code=201, openapi_extra={"requestBody": _UPLOAD})
     async def send_photo(request: Request) -> answers.PhotoInfo:
@@ -41,21 +41,21 @@ def add_photo_routes(api: APIRouter, desk: Desk) -> None:
             if not isinstance(part, UploadFile):
                 raise HTTPException(422, "the form has no file called `photo`")
             content, name = await part.read(), plain_name(part.filename)
-        decoded = await desk.work(read, content, served.loaded.preprocess, max_pixels=limits.pixels)
+        decoded = await state.work(read, content, served.loaded.preprocess, max_pixels=limits.pixels)
         height, width = decoded.source_size
         photo = Photo(content=content, name=name, size=(height, width), format=decoded.format or "image")
-        photo.prepared[0] = await desk.work(served.loaded.preprocess, decoded)
-        desk.add(photo)
+        photo.prepared[0] = await state.work(served.loaded.preprocess, decoded)
+        state.add(photo)
         return _photo_info(photo)
 
     @api.get("/photos/{photo}")
     async def photo_info(photo: answers.PhotoId) -> answers.PhotoInfo:
-        return _photo_info(desk.photos.get(photo))
+        return _photo_info(state.photos.get(photo))
 
     @api.delete("/photos/{photo}", status_code=204)
     async def forget(photo: answers.PhotoId) -> None:
         """Let go of a photo and of all that was seen in it."""
-        desk.photos.remove(photo)
+        state.photos.remove(photo)
         engine.forget(photo)
 
     @api.get(
@@ -65,8 +65,8 @@ def add_photo_routes(api: APIRouter, desk: Desk) -> None:
     )
     async def preview(photo: answers.PhotoId, side: Annotated[int, Query(ge=16, le=2048)] = 1440) -> Response:
         """The photo with a longer side of this many pixels at most."""
-        content = desk.photos.get(photo).content
-        return Response(await desk.work(_preview, content, side, limits.pixels), media_type="image/jpeg")
+        content = state.photos.get(photo).content
+        return Response(await state.work(_preview, content, side, limits.pixels), media_type="image/jpeg")
 
 
 def _photo_info(photo: Photo) -> answers.PhotoInfo:

@@ -16,7 +16,7 @@ import uvicorn
 from patchlight.errors import PatchlightError
 from patchlight.serve.app import make_app
 from patchlight.serve.engine import Engine
-from patchlight.serve.guard import Door
+from patchlight.serve.guard import AccessPolicy
 from patchlight.serve.limits import Limits
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -64,12 +64,12 @@ def listen(address: Address) -> socket.socket:
         raise PatchlightError(f"--port {address.port}: a port is a number from 0 to 65535") from None
 
 
-def door_of(address: Address, port: int) -> Door:
+def access_policy(address: Address, port: int) -> AccessPolicy:
     """Who may come in at this port."""
     given = {*LOOPBACK, *address.names, address.host} - {"0.0.0.0", "::"}
     names = {f"[{name}]" if ":" in name else name.lower() for name in given}
     hosts = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
-    return Door(
+    return AccessPolicy(
         token=address.token or secrets.token_urlsafe(32),
         hosts=frozenset(hosts),
         remote=address.host not in LOOPBACK,
@@ -90,10 +90,10 @@ def serve(
     # The other cores read photos, cut crops and show the page; threads that wait for each other on busy cores are slow.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
     port = listening.getsockname()[1]
-    door = door_of(address, port)
+    access = access_policy(address, port)
     engine = Engine(models, device=device, limits=limits)
     config = uvicorn.Config(
-        make_app(engine, door),
+        make_app(engine, access),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -105,9 +105,9 @@ def serve(
     server = uvicorn.Server(config)
     shown = address.host if address.host not in ("0.0.0.0", "::") else (*address.names, "localhost")[0]
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
-    tell(f"{url}{'#token=' + door.token if door.remote else ''}")
-    if not door.remote:
-        tell(f"token for the API: {door.token}")
+    tell(f"{url}{'#token=' + access.token if access.remote else ''}")
+    if not access.remote:
+        tell(f"token for the API: {access.token}")
 
     def watch() -> None:
         """A model that cannot be loaded ends the server."""

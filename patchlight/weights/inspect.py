@@ -100,9 +100,9 @@ def read_config(
         for name, value in settings.items():
             if name not in told:
                 told[name], why[name] = value, where
-            elif why[name] == "shapes" and value != told[name] and where != "you" and name in _FIRM:
+            elif why[name] == "shapes" and value != told[name] and where != "you" and name in FIXED_BY_TENSORS:
                 raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
-    for name in sorted(set(overrides) & _FIRM):
+    for name in sorted(set(overrides) & FIXED_BY_TENSORS):
         if why[name] == "shapes" and overrides[name] != told[name]:
             raise CheckpointError(
                 f"{source}: {name}={overrides[name]!r} was asked for, but its tensors have {told[name]!r}"
@@ -112,12 +112,12 @@ def read_config(
         told["position"], why["position"] = "learned", "shapes"
     if "position" not in told:
         raise CheckpointError(f"{source}: no positions are in it; if there are none to be, say position='none'")
-    _refuse_riddles(told, found, source)
+    _refuse_ambiguous(told, found, source)
     image_size, prefix_positions, where = _grid(state, told, [*hints, *sources[:1], *sources[-1:]], source)
     told["image_size"], why["image_size"] = image_size, where
     if has_table:
         told["prefix_positions"], why["prefix_positions"] = prefix_positions, where
-        told["also_learned"], why["also_learned"] = told["position"] in ("rope2d", "rope_mixed"), "shapes"
+        told["add_learned_table"], why["add_learned_table"] = told["position"] in ("rope2d", "rope_mixed"), "shapes"
     else:
         told.pop("prefix_positions", None)
     if told["position"] != "rope2d":
@@ -134,13 +134,13 @@ def check_config(
 ) -> None:
     """Refuse settings that the tensors contradict, before a model of a false size is made."""
     told = _from_shapes(state, found, source)
-    for name in sorted(_FIRM & set(settings)):
+    for name in sorted(FIXED_BY_TENSORS & set(settings)):
         value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
         if value != told[name]:
             raise CheckpointError(f"{source}: {where} says {name}={value!r}, but its tensors have {told[name]!r}")
 
 
-def _refuse_riddles(told: Mapping[str, Any], found: Recognised, source: str) -> None:
+def _refuse_ambiguous(told: Mapping[str, Any], found: Recognised, source: str) -> None:
     """Refuse tensors that two different computations of timm have under the same names, unless somebody said which."""
     if found.origin.name != "timm":
         return
@@ -156,7 +156,7 @@ def _refuse_riddles(told: Mapping[str, Any], found: Recognised, source: str) -> 
 
 
 # Settings that tensors decide, so that nothing else may contradict them.
-_FIRM = frozenset({"width", "depth", "stem", "patch_size", "in_channels", "num_registers", "class_token"})
+FIXED_BY_TENSORS = frozenset({"width", "depth", "stem", "patch_size", "in_channels", "num_registers", "class_token"})
 
 
 def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def load(
     with _naming(str(source), "an override cannot be"):
         config = _target(reading.config, overrides, notes)
     if isinstance(config, ViTConfig) and isinstance(reading.config, ViTConfig):
-        if encoder.origin.name == "timm" and config.turns and config.rope_coordinates == "index":
+        if encoder.origin.name == "timm" and config.is_rotary and config.rope_coordinates == "index":
             state = reorder_rope(state, config)
         if config.pooling != "attention" and reading.config.pooling == "attention":
             state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}

@@ -62,7 +62,7 @@ class _Shapes(dict[str, tuple[int, ...]]):
         raise CheckpointError(f"{self.source}: tensor for {key!r} is missing (read as {name})")
 
 
-def _told_by_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
+def _settings_from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
     try:
         return FAMILIES[found.origin.architecture].from_shapes(_Shapes(state, found, source), source)
     except (ValueError, IndexError) as error:
@@ -103,7 +103,7 @@ def read_staged(
 ) -> Reading:
     """The config of a checkpoint in our names, from its shapes and then from `hints`: (where from, settings)."""
     family = FAMILIES[found.origin.architecture]
-    told = _told_by_shapes(state, found, source)
+    told = _settings_from_shapes(state, found, source)
     why = dict.fromkeys(told, "shapes")
     conventions = _usual_eps(family) | dict(found.origin.conventions)
     for where, settings in [("you", overrides), *hints, ("convention", conventions)]:
@@ -134,7 +134,7 @@ def _usual_eps(family: Family) -> dict[str, Any]:
 
 def check_staged(state: Mapping[str, Tensor], found: Recognised, settings: Mapping[str, Any], source: str) -> None:
     """Refuse settings of config.json that the tensors contradict, before a model of a false size is made."""
-    told = _told_by_shapes(state, found, source)
+    told = _settings_from_shapes(state, found, source)
     for name in sorted(FAMILIES[found.origin.architecture].firm & set(settings) & set(told)):
         value = _tupled(settings[name])
         if value != told[name]:

@@ -91,7 +91,7 @@ def refuse_partial_pooling(config: ModelConfig, found: Found) -> None:
     told = (found.config.get("model_args") or {}).get("pool_include_prefix")
     if told is None:
         told = found.config.get("architecture") in TIMM_POOLS_PREFIX
-    if told or not isinstance(config, ViTConfig) or config.turns:
+    if told or not isinstance(config, ViTConfig) or config.is_rotary:
         return
     if config.pooling == "attention" and config.num_prefix:
         raise CheckpointError(

@@ -42,7 +42,7 @@ def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dic
     frequencies: State = {}
     if config.position in ("relative_bias", "relative_mlp"):
         architecture, arguments = _relative(config)
-    elif config.turns:
+    elif config.is_rotary:
         architecture, arguments = _eva(config)
         state, frequencies = _rope_as_timm(config, state)
     else:
@@ -172,7 +172,7 @@ def _eva(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "scale_mlp": config.inner_norm != "none",
         "scale_attn_inner": config.inner_norm == "both",
         "num_reg_tokens": config.num_registers,
-        "use_abs_pos_emb": config.also_learned,
+        "use_abs_pos_emb": config.add_learned_table,
         "no_embed_class": config.prefix_positions == "none",
         "use_rot_pos_emb": True,
         "rope_type": "mixed" if config.position == "rope_mixed" else "dinov3" if centred else "cat",
@@ -202,9 +202,9 @@ def _names(config: ViTConfig) -> Names:
     """timm's names; where several stand for one of ours, the first is that of the class that is written."""
     table = [row for row in TIMM if row[0] != ("norm." if config.final_norm == "pooled" else "fc_norm.")]
     first: list[tuple[str, str]] = []
-    if config.turns:
+    if config.is_rotary:
         first += [(f"blocks.{{}}.gamma_{branch}", f"blocks.{{}}.residual{branch}.scale") for branch in (1, 2)]
-    if config.turns and config.inner_norm != "none" and config.mlp == "swiglu":  # gate and what it scales, apart
+    if config.is_rotary and config.inner_norm != "none" and config.mlp == "swiglu":  # gate and what it scales, apart
         first += [("blocks.{}.mlp.fc1_g.", "blocks.{}.mlp.gate."), ("blocks.{}.mlp.fc1_x.", "blocks.{}.mlp.up.")]
         table = [row for row in table if not row[1].endswith(".gate_and_up.")]
     else:

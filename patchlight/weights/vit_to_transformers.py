@@ -42,7 +42,7 @@ def to_transformers(config: ViTConfig, state: State) -> Written:
 
 def _model_for(config: ViTConfig) -> str:
     """The kind of model, as transformers calls it, that has what this one has and the plain ViT has not."""
-    if config.turns:
+    if config.is_rotary:
         return "dinov3_vit"
     if config.position == "relative_bias":
         return "beit"
@@ -183,7 +183,7 @@ def _dinov2_hidden(width: int, ratio: int, gated: bool) -> int:
 
 def _dinov3(config: ViTConfig, state: State) -> Written:
     refuse("transformers", config, f"position={config.position!r}", position="rope2d", rope_coordinates="centred")
-    refuse("transformers", config, "position='rope2d'", also_learned=False, class_token=True, distill_token=False)
+    refuse("transformers", config, "position='rope2d'", add_learned_table=False, class_token=True, distill_token=False)
     refuse("transformers", config, "position='rope2d'", num_classes=0, pooling="cls", final_norm="tokens")
     refuse("transformers", config, "position='rope2d'", embed_norm=False, patch_bias=True)
     side = config.patch_size[0]

@@ -16,7 +16,7 @@ import pytest
 
 from camera_traps import Walk, save_bright, write_frames
 from crop_runs import everything_in, make_photos, rows_of, save_model
-from patchlight.batch.line import Progress
+from patchlight.batch.pipeline import Progress
 from patchlight.commands import crop as command
 from patchlight.commands.crop import with_flags
 
@@ -371,7 +371,7 @@ def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, cap
 def test_on_a_narrow_terminal_the_bar_gets_shorter(width: int) -> None:
     program = """
 import sys
-from patchlight.batch.line import Progress
+from patchlight.batch.pipeline import Progress
 from patchlight.commands.crop import ProgressShown
 with ProgressShown() as shown:
     shown.watch(Progress(1_200, 40_000, 12, 9.5, 4084.2, "look"))

@@ -92,7 +92,7 @@ def test_train_and_finetune(
     (folder / f"{name}.py").write_text(
         "from patchlight.config import PreprocessConfig\n"
         f"from patchlight.families import {type(config).__name__}\n"
-        "from patchlight.train.config import DataConfig, TrainConfig\n\n\n"
+        "from patchlight.training.config import DataConfig, TrainConfig\n\n\n"
         "def config():\n"
         "    return TrainConfig(\n"
         f"        model={type(config).__name__}.from_dict({config.to_dict() | {'num_classes': 2}!r}),\n"

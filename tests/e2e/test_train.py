@@ -16,13 +16,13 @@ from PIL import Image
 
 from models_at_random import tiny_vit
 from patchlight.commands import train as train_command
-from patchlight.train.checkpoint import fingerprint
+from patchlight.training.checkpoint import fingerprint
 from patchlight.weights.load import load
 from patchlight.weights.save import save
 
 RECIPE = """
 from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.train.config import DataConfig, TrainConfig
+from patchlight.training.config import DataConfig, TrainConfig
 
 
 def config():
@@ -120,7 +120,7 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
 def test_finetune_is_resumed_as_it_was_begun(folder: Path) -> None:
     save(tiny_vit(image_size=16, num_classes=0), folder / "start")
     command = ["finetune", "photos", "--model", "start", "--out", "mine"]
-    first = run(folder, *command, "--set", "epochs=3", "--set", "learning_blocks=1")
+    first = run(folder, *command, "--set", "epochs=3", "--set", "trainable_blocks=1")
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("20 photos in 2 classes: the last 1 of 3 blocks learn, ")
     assert "; 3 epochs, batches of 8\n" in first.stdout

@@ -18,7 +18,7 @@ from patchlight.weights.save import save
 
 OBLONG = {"image_size": (24, 40)}
 MEAN = {"class_token": False, "pooling": "mean"}
-EVA02 = {"position": "rope2d", "also_learned": True, "rope_grid": (16, 16), "rope_base": 1e4, "mlp": "swiglu"}
+EVA02 = {"position": "rope2d", "add_learned_table": True, "rope_grid": (16, 16), "rope_base": 1e4, "mlp": "swiglu"}
 DINOV3 = {"position": "rope2d", "rope_coordinates": "centred", "num_registers": 4, "layer_scale": 1e-5}
 
 FOR_TIMM: dict[str, dict[str, Any]] = {
@@ -53,8 +53,8 @@ FOR_TIMM: dict[str, dict[str, Any]] = {
     "RoPE": {"position": "rope2d", "layer_scale": 1e-5, **OBLONG, "patch_size": (8, 4)},
     "RoPE, query and key norms, registers": {"position": "rope2d", "qk_norm": True, "num_registers": 2, **OBLONG},
     "RoPE, mixed": {"position": "rope_mixed", "layer_scale": 1e-5, "rope_base": 10.0, **OBLONG},
-    "RoPE, mixed, table": {"position": "rope_mixed", "also_learned": True, "prefix_positions": "none", **OBLONG},
-    "RoPE, table for prefix tokens": {"position": "rope2d", "also_learned": True, "num_registers": 1, **OBLONG},
+    "RoPE, mixed, table": {"position": "rope_mixed", "add_learned_table": True, "prefix_positions": "none", **OBLONG},
+    "RoPE, table for prefix tokens": {"position": "rope2d", "add_learned_table": True, "num_registers": 1, **OBLONG},
     "RoPE, no class token": {"position": "rope2d", **MEAN, "num_registers": 1, "rope_grid": (16, 16), **OBLONG},
     "RoPE, post-norm": {"position": "rope2d", "block_norm": "after", **OBLONG},
     "RoPE, attention pooling": {"position": "rope2d", "pooling": "attention", **OBLONG},

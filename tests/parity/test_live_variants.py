@@ -168,7 +168,7 @@ def test_timm_rope_vit(base: dict[str, Any], seed: int, mixed: bool, table: bool
     config = ViTConfig(
         **base,
         position="rope_mixed" if mixed else "rope2d",
-        also_learned=table,
+        add_learned_table=table,
         prefix_positions="none" if table else "all",
         layer_scale=1e-5,
         num_registers=registers,
@@ -210,7 +210,7 @@ def test_timm_eva02(base: dict[str, Any], seed: int, fused: bool, inner: str) ->
         position="rope2d",
         rope_base=10_000.0,
         rope_grid=(16, 16),
-        also_learned=True,
+        add_learned_table=True,
         pooling="mean",
         final_norm="pooled",
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from patchlight.signals import STOPPING, Stopped, asked_to_stop, children_are_deaf, held_back
+from patchlight.signals import STOPPING, Stopped, asked_to_stop, block_signals_in_children, held_back
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -113,7 +113,7 @@ def test_processes_that_are_started_deaf_hear_no_stop() -> None:
     script = (
         "import os, signal; [os.kill(os.getpid(), each) for each in (signal.SIGINT, signal.SIGTERM)]; print('whole')"
     )
-    with children_are_deaf():
+    with block_signals_in_children():
         deaf = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (deaf.returncode, deaf.stdout) == (0, "whole\n")
     hearing = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -123,6 +123,6 @@ def test_processes_that_are_started_deaf_hear_no_stop() -> None:
 
 def test_a_stop_that_comes_while_children_are_started_is_heard() -> None:
     with asked_to_stop() as asked:
-        with children_are_deaf():
+        with block_signals_in_children():
             os.kill(os.getpid(), signal.SIGTERM)
         assert asked.signal == signal.SIGTERM

@@ -24,7 +24,7 @@ from crop_runs import everything_in, make_photos, photo, rows_of, save_model
 from patchlight.batch import finder, results, work
 from patchlight.batch import line as line_module
 from patchlight.batch import summary as summary_module
-from patchlight.batch.line import Progress
+from patchlight.batch.pipeline import Progress
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
@@ -379,10 +379,10 @@ def test_the_model_is_packed_once_and_only_for_photos_that_have_no_row(
         shown.append(loaded.model)
         return real(loaded, *rest, **named)
 
-    packed = finder.packed
+    packed = finder.prepack_linears
     calls: list[Any] = []
     monkeypatch.setattr(finder, "localize_batch", keeping)
-    monkeypatch.setattr(finder, "packed", lambda vit: calls.append(packed(vit)) or calls[-1])
+    monkeypatch.setattr(finder, "prepack_linears", lambda vit: calls.append(packed(vit)) or calls[-1])
     for _ in range(2):
         crop(photos, tmp_path / "out", model)
         assert len(calls) == 1
@@ -1291,14 +1291,14 @@ def test_memory_is_bounded_by_the_line(tmp_path: Path, model: Path, monkeypatch:
     for number in range(1, 120):
         os.link(photos / "000.jpg", photos / f"{number:03}.jpg")
     longest = 0
-    real = line_module.PhotoLine._move
+    real = line_module.CropPipeline._move
 
     def measured(self: Any, each: Any) -> bool:
         nonlocal longest
         longest = max(longest, len(self.line))
         return real(self, each)
 
-    monkeypatch.setattr(line_module.PhotoLine, "_move", measured)
+    monkeypatch.setattr(line_module.CropPipeline, "_move", measured)
     crop(photos, tmp_path / "out", model, CropSettings(boxes_only=True), report=False)
     assert 1 <= longest <= 10
     assert len(rows_of(tmp_path / "out")) == 120

@@ -17,7 +17,7 @@ from crop_runs import everything_in, rows_of
 from patchlight.batch import finder
 from patchlight.batch import line as line_module
 from patchlight.batch import looks as looks_module
-from patchlight.batch.line import Progress
+from patchlight.batch.pipeline import Progress
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
@@ -437,7 +437,7 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
     for number in range(6):
         write_frames(tmp_path / "photos", [None] * 4, serial=f"C{number}", seed=number)
     held = most = 0
-    real, judge = looks_module.LookBook.look, line_module.judged
+    real, judge = looks_module.FrameStore.look, line_module.judged
 
     def taken(*given: Any) -> Any:
         nonlocal held, most
@@ -451,7 +451,7 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
         held -= len(looks)
         return found
 
-    monkeypatch.setattr(looks_module.LookBook, "look", taken)
+    monkeypatch.setattr(looks_module.FrameStore, "look", taken)
     monkeypatch.setattr(line_module, "judged", given_back)
     crop(tmp_path / "photos", tmp_path / "out", model, boxes_only=True)
     assert 4 <= most <= 12

@@ -10,8 +10,8 @@ import torch
 
 import patchlight as pl
 from crop_runs import make_photos, rows_of, save_model
-from patchlight.batch.looks import Look, judged
 from patchlight.batch.runner import crop_photos
+from patchlight.batch.sequences import FrameHeat, judged
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary
 from patchlight.commands.crop import _print_summary
@@ -131,16 +131,16 @@ def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> 
         crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
 
 
-def a_look(group: str, size: int = 96) -> Look:
+def a_look(group: str, size: int = 96) -> FrameHeat:
     """A frame in which hardly anything stands out."""
     heat_hw = np.full((8, 8), 0.02, np.float32)
     heat_hw[3:5, 3:5] = 0.1
     view = View(source_size=(size, size), model_size=(32, 32), scale=(32 / size, 32 / size))
     named = Named(group, None if group == "unknown" else 0.9, None, None)
-    return Look(heat_hw, view, np.full((16, 16, 3), 90, np.uint8), named)
+    return FrameHeat(heat_hw, view, np.full((16, 16, 3), 90, np.uint8), named)
 
 
-def judged_alone(looks: list[Look]) -> list[tuple[str, bool]]:
+def judged_alone(looks: list[FrameHeat]) -> list[tuple[str, bool]]:
     config = pl.variant("Ti/4", image_size=32)
     calibration = Calibration(bias=-8.0, mean=10.0, sure=0.7, nothing=0.1)
     times = [30.0 * place for place in range(len(looks))]

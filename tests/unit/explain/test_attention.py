@@ -33,7 +33,7 @@ def eager(model: ViT, image: Tensor, sizes: Any = None) -> tuple[Tensor, Tensor]
             for part in qkv.split(config.width, 2)
         )
         q, k = block.attn.q_norm(q), block.attn.k_norm(k)
-        if config.turns:
+        if config.is_rotary:
             places = own_grids(geometry, image)
             q, k = (
                 torch.stack([turn(block, config, x, one) for x, one in zip(part, places, strict=True)])

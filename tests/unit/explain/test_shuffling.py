@@ -30,7 +30,7 @@ def test_orders_are_drawn_from_the_seed() -> None:
 def test_without_positions_the_order_means_nothing(position: str) -> None:
     scheme, _, also = position.partition(" and ")
     model = tiny_vit(
-        position=scheme, also_learned=bool(also), num_registers=2
+        position=scheme, add_learned_table=bool(also), num_registers=2
     ).double()  # so that small differences are seen
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).double()
     before = model(images)

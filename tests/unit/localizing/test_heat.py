@@ -14,7 +14,7 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.attention import attention
 from patchlight.explain.rollout import rollout
 from patchlight.localizing import heat as module
-from patchlight.localizing.heat import Looks, heat_maps, last_heads, lost, second_eigenvector, tokencut
+from patchlight.localizing.heat import HeatPass, heat_maps, last_heads, lost, second_eigenvector, tokencut
 from patchlight.models.vit import Heads, ViT
 
 
@@ -99,7 +99,7 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {method: heat_maps(known, image, method) for method in methods}
     passes, embed = [], model.embed
     monkeypatch.setattr(model, "embed", lambda *args, **settings: passes.append(1) or embed(*args, **settings))
-    looks = Looks(known, image, methods)
+    looks = HeatPass(known, image, methods)
     for method in methods:
         heat = looks.heat(method)
         torch.testing.assert_close(heat, alone[method])
@@ -123,8 +123,8 @@ def test_one_pass_serves_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_head_reads_the_same_pass(settings: dict[str, Any]) -> None:
     model, image = tiny_vit(**settings), torch.randn(2, 3, 32, 32)
     known = loaded(model, SubjectHeat(scale=0.7, bias=-0.4))
-    passes: list[Looks] = [Looks(known, image, [method]) for method in ("tokencut", "features", "rollout")]
-    passes.append(Looks(known, image, ["lost"], visit=lambda index, heads, x_BND: None))
+    passes: list[HeatPass] = [HeatPass(known, image, [method]) for method in ("tokencut", "features", "rollout")]
+    passes.append(HeatPass(known, image, ["lost"], visit=lambda index, heads, x_BND: None))
     for looks in passes:
         torch.testing.assert_close(looks.logits(), model(image))
 
@@ -149,7 +149,7 @@ def test_the_last_heads_are_those_of_the_whole_pass(settings: dict[str, Any]) ->
 @pytest.mark.parametrize("method", ["subject", "cls", "lost", "tokencut"])
 def test_what_is_left_out_of_the_last_block_changes_no_bit_of_a_map(method: str) -> None:
     known, image = loaded(tiny_vit(), SubjectHeat(scale=0.7, bias=-0.4)), torch.randn(2, 3, 24, 40)
-    whole = Looks(known, image, [method], visit=lambda index, heads, x_BND: None)
+    whole = HeatPass(known, image, [method], visit=lambda index, heads, x_BND: None)
     assert torch.equal(heat_maps(known, image, method), whole.heat(method))
 
 

@@ -46,7 +46,7 @@ def test_the_answer_is_the_one_given_alone(position: Any, max_tokens: int | None
         {"distill_token": True},
         {"qk_norm": True, "layer_scale": 0.1, "mlp": "swiglu", "embed_norm": True, "num_classes": 0},
         {"stem": "convolutions", "class_token": False, "pooling": "mean"},
-        {"pooling": "attention", "block_norm": "after", "position": "rope2d", "also_learned": True},
+        {"pooling": "attention", "block_norm": "after", "position": "rope2d", "add_learned_table": True},
         {"resnet": ()},
     ],
 )

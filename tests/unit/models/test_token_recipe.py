@@ -8,7 +8,7 @@ import torch
 
 import patchlight as pl
 from patchlight.localizing.heat import heat_maps
-from patchlight.train.recipe import read_recipe, recipe_config
+from patchlight.training.recipe import read_recipe, recipe_config
 
 ROOT = Path(__file__).parents[3]
 

@@ -172,7 +172,7 @@ def test_padding_cannot_be_seen_through_the_resnet() -> None:
         ({"resnet": (1, 1), "patch_size": 4}, "must be a multiple of that"),
         ({"resnet": (1,) * 5, "patch_size": 64, "image_size": 64}, "at most 4 stages"),
         ({"resnet": (1, 0)}, "resnet=.1, 0. must be more than 0"),
-        ({"also_learned": True}, "also_learned=True means nothing with position='learned'"),
+        ({"add_learned_table": True}, "add_learned_table=True means nothing with position='learned'"),
         ({"rope_grid": 16}, "rope_grid=.16, 16. means nothing with position='learned'"),
         ({"position": "rope2d", "rope_grid": 16, "rope_coordinates": "centred"}, "goes with rope_coordinates='index'"),
         ({"relative_hidden": 3}, "relative_hidden=3 means nothing with position='learned'"),

@@ -17,7 +17,7 @@ from PIL import Image
 
 from patchlight.errors import PatchlightError
 from patchlight.serve.limits import Limits
-from patchlight.serve.running import Address, door_of
+from patchlight.serve.running import Address, access_policy
 from served import Answer, Served, form, serving
 
 BAD_IMAGES = Path(__file__).parents[3].parent / "shared" / "data" / "bad-images"
@@ -117,10 +117,10 @@ def test_listening_to_others_is_a_decision_of_its_own() -> None:
     with pytest.raises(PatchlightError, match="16 characters or more"):
         Address(host="0.0.0.0", remote=True, token="short").check()
     Address(host="0.0.0.0", remote=True, token="x" * 16).check()
-    door = door_of(Address(host="0.0.0.0", remote=True, token="x" * 16, names=("Box.local",)), 80)
-    assert door.remote
-    assert {"box.local", "box.local:80", "localhost:80"} <= door.hosts
-    assert not [host for host in door.hosts if "0.0.0.0" in host]
+    access = access_policy(Address(host="0.0.0.0", remote=True, token="x" * 16, names=("Box.local",)), 80)
+    assert access.remote
+    assert {"box.local", "box.local:80", "localhost:80"} <= access.hosts
+    assert not [host for host in access.hosts if "0.0.0.0" in host]
 
 
 def test_headers_that_every_answer_has(served: Served) -> None:

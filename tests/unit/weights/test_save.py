@@ -36,7 +36,7 @@ def last_digits(model: ViT) -> float:
         {"pooling": "cls_mean"},
         {"num_classes": 0, "class_token": False, "pooling": "mean", "final_norm": "pooled"},
         {"class_token": False, "pooling": "attention", "block_norm": "after", "inner_norm": "both"},
-        {"position": "rope2d", "also_learned": True, "rope_grid": (16, 16), "rope_base": 1e4, "inner_norm": "mlp"},
+        {"position": "rope2d", "add_learned_table": True, "rope_grid": (16, 16), "rope_base": 1e4, "inner_norm": "mlp"},
         {"position": "relative_mlp", "relative_hidden": 5, "num_registers": 1},
         {"resnet": (1, 2), "patch_size": (16, 8)},
     ],

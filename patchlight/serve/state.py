@@ -1,0 +1,82 @@
+"""What the requests share: the engine, the photos, and the threads that work on them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor
+
+from patchlight.config import ViTConfig
+from patchlight.geometry import View
+from patchlight.localizing.find import read
+from patchlight.localizing.heat import resolve_method
+from patchlight.serve.engine import Engine, Seen, Served
+from patchlight.serve.limits import Limits
+from patchlight.serve.photos import Photo, Photos
+from patchlight.serve.queues import Workers
+from patchlight.weights.load import Loaded
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ServerState:
+    """Where every request is dealt with."""
+
+    def __init__(self, engine: Engine, workers: int) -> None:
+        self.engine = engine
+        self.limits: Limits = engine.limits
+        self.photos = Photos(engine.limits)
+        self.workers = Workers(workers, limit=engine.limits.waiting_work)
+        self.stopping = False
+        self._under_way: dict[tuple[str, int, str], asyncio.Task[Seen]] = {}
+        self._timed: dict[ViTConfig, float] = {}
+
+    def close(self) -> None:
+        self.workers.close()
+        self.engine.close()
+
+    async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.wrap_future(self.workers.submit(call, *args, **kwargs))
+
+    def add(self, photo: Photo) -> None:
+        for gone in self.photos.add(photo):
+            self.engine.forget(gone)
+
+    async def prepared(self, photo: Photo, served: Served) -> tuple[Tensor, View]:
+        """The photo as the model takes it, exactly as `pl.localize` prepares it."""
+        ready = photo.prepared.pop(served.number, None)  # not kept: it is larger than the file, and soon made again
+        if ready is None:
+            ready = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
+        return ready
+
+    async def seen(self, photo: Photo, number: int, method: str = "auto") -> tuple[Served, Seen]:
+        """What the model did with the photo; one forward pass, however many ask for it."""
+        served = self.engine.model(number)
+        used = resolve_method(served.loaded, method)
+        known = self.engine.known(photo.id, number)
+        if known is not None and used in known.heat:
+            return served, known
+        key = (photo.id, number, used)
+        if key not in self._under_way:
+            task = asyncio.create_task(self._look(photo, served, used))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return served, await asyncio.shield(self._under_way[key])
+
+    async def _look(self, photo: Photo, served: Served, method: str) -> Seen:
+        image_CHW, view = await self.prepared(photo, served)
+        seen = await asyncio.wrap_future(self.engine.look(served, image_CHW, view, method))
+        return self.engine.keep(photo.id, served.number, seen)
+
+    async def latency(self, served: Served, config: ViTConfig, macs: int) -> float | None:
+        """Milliseconds, measured; None where one pass would take too long."""
+        if config not in self._timed:
+            if served.latency_ms / 1000 * macs / served.macs > self.limits.timed_seconds:
+                return None
+            self._timed[config] = (await asyncio.wrap_future(self.engine.latency(config))).median_ms
+        return self._timed[config]
+
+
+def _prepare(loaded: Loaded, content: bytes, most_pixels: int) -> tuple[Tensor, View]:
+    return loaded.preprocess(read(content, loaded.preprocess, max_pixels=most_pixels))

@@ -1,0 +1,266 @@
+"""What a training run is: settings that check themselves, nested by what they are about.
+
+`config.changed({"optim.lr": 1e-3})` is what `--set optim.lr=1e-3` does.
+"""
+
+import dataclasses
+import difflib
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from patchlight.config import (
+    JsonConfig,
+    PreprocessConfig,
+    ViTConfig,
+    check_names,
+    check_types,
+    field_names,
+    require,
+    require_within,
+)
+from patchlight.errors import PatchlightError
+from patchlight.families import ModelConfig, config_from_dict
+from patchlight.images.augment import AugmentConfig
+from patchlight.training.dino import FEWEST_TO_EVEN_OUT, DinoConfig
+from patchlight.training.mae import MaeConfig
+from patchlight.training.subject import SubjectConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig(JsonConfig):
+    """Which photos, with which labels."""
+
+    # A folder of class folders, a CSV with the columns file and label, a folder of tar shards, or CIFAR-10.
+    train: str
+    # The same; None holds a part of the training photos out.
+    validation: str | None = None
+    # How much is held out where there is no validation set: chosen by content, so that copies stay on one side.
+    validation_share: float = 0.1
+    # Use a part of the training photos, the same share of every class.
+    train_share: float = 1.0
+    # A CSV with the columns label and group (animal, animal/bird, thing, ...; `bird/*` is many labels), which the
+    # finished model carries, see weights/groups.py.
+    groups: str | None = None
+    # Processes that read photos; 0 reads in the training process.
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("train", "validation", "groups"):  # an empty path would be the working folder
+            require(getattr(self, name) != "", f"data.{name} is empty; give a path")
+        require_within(self, "validation_share", 0, 0.9)
+        require_within(self, "train_share", 0, 1)
+        require(self.train_share > 0, "train_share must be more than 0")
+        require_within(self, "workers", 0, 1024)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig(JsonConfig):
+    """How weights move."""
+
+    # "muon" turns the matrices of the blocks by orthogonal steps; everything else takes AdamW's.
+    name: Literal["adamw", "muon"] = "adamw"
+    lr: float = 1e-3
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Shares of the run: for the way up to `lr`, and of `lr` at the end.
+    warmup: float = 0.05
+    final_lr: float = 0.0
+    # Each block learns at this times the rate of the block above it.
+    layer_decay: float = 1.0
+    clip_grad: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("lr", "muon_lr"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
+        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} must be 0 or more")
+        require(all(0 <= beta < 1 for beta in (*self.betas, self.muon_momentum)), "betas must be from 0 to under 1")
+        for name in ("warmup", "final_lr", "layer_decay"):
+            require_within(self, name, 0, 1)
+        require(self.layer_decay > 0, "layer_decay must be more than 0")
+        require(self.clip_grad is None or self.clip_grad > 0, "clip_grad must be more than 0, or None")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig(JsonConfig):
+    """What a teacher adds (DeiT). The student needs `distill_token=True`."""
+
+    # What `patchlight.load` takes.
+    teacher: str
+    # "hard": the teacher's answer is the label; "soft": its probabilities at a temperature are.
+    kind: Literal["hard", "soft"] = "hard"
+    # The teacher's share of the loss.
+    share: float = 0.5
+    temperature: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require_within(self, "share", 0, 1)
+        require(self.temperature > 0, "temperature must be more than 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig(JsonConfig):
+    """One training run, whole."""
+
+    model: ModelConfig
+    data: DataConfig
+    preprocess: PreprocessConfig
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    # What is learnt, where it is not labels alone: from a teacher, without labels (DINO, MAE), or where subjects are.
+    distill: DistillConfig | None = None
+    dino: DinoConfig | None = None
+    mae: MaeConfig | None = None
+    subject: SubjectConfig | None = None
+    # A checkpoint to start from, as `patchlight.load` takes it; its head is replaced where the classes differ, be it in
+    # number, name or order.
+    start: str | None = None
+    # Which blocks learn, counted from the end: None all and the embedding, 0 the head alone.
+    trainable_blocks: int | None = None
+    epochs: float = 100.0
+    # Over all processes, and how many parts it is taken in to save memory.
+    batch_size: int = 512
+    accumulate: int = 1
+    label_smoothing: float = 0.1
+    # Weights averaged over steps with this decay are evaluated and published, where given.
+    ema: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    # Sharded over processes (FSDP2) instead of copied to each (DDP).
+    sharded: bool = False
+    seed: int = 0
+    evaluate_every: float = 1.0
+    # Steps between checkpoints, and between lines of metrics (which hold the mean loss since the last).
+    checkpoint_every: int = 500
+    log_every: int = 20
+    # Steps with a loss that is no number are left out; this many in a row stop the run.
+    bad_losses: int = 5
+
+    def __post_init__(self) -> None:
+        _check_nested(self)
+        for name in ("epochs", "evaluate_every"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
+        for name in ("batch_size", "accumulate", "checkpoint_every", "log_every", "bad_losses"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be 1 or more")
+        require(self.batch_size % self.accumulate == 0, "accumulate must divide batch_size")
+        require_within(self, "label_smoothing", 0, 0.99)
+        require_within(self, "seed", 0, 2**31)
+        require(self.model.in_channels == 3, f"photos have 3 channels, the model takes {self.model.in_channels}")
+        require(self.ema is None or 0 < self.ema < 1, "ema must lie between 0 and 1, or be None")
+        require(
+            self.trainable_blocks is None or 0 <= self.trainable_blocks <= self.model.depth,
+            f"trainable_blocks={self.trainable_blocks}: the model has {self.model.depth} blocks; take at most "
+            "these, or None, which lets all that lies before them learn, too",
+        )
+        require(self.ema is None or self.dino is None, "dino publishes its teacher, an average already; set ema=None")
+        ways = [name for name in WAYS if getattr(self, name) is not None]
+        require(len(ways) < 2, f"a run learns in one way; drop one of {' and '.join(ways)}")
+        require(
+            not ways or isinstance(self.model, ViTConfig),
+            f"{' and '.join(ways)} teaches a ViT; a {self.model.to_dict()['architecture']} learns from labels",
+        )
+        if self.labelled:
+            require(self.model.num_classes > 0, "model.num_classes must be the number of classes to learn")
+        else:
+            require(self.model.num_classes == 0, f"{ways[0]} learns without labels; set model.num_classes=0")
+            require(self.data.groups is None, f"{ways[0]} learns no classes to group; set data.groups=None")
+            mix = self.augment.mix
+            require(not mix, f"augment.mix={mix} mixes labels, of which {ways[0]} has none; set augment.mix=0")
+        if self.dino is not None and self.dino.centring == "sinkhorn":
+            at_once = self.batch_size // self.accumulate
+            require(
+                at_once >= FEWEST_TO_EVEN_OUT,
+                f"dino.centring='sinkhorn' evens answers out within {at_once} photos, which are too few; raise "
+                f"batch_size to {FEWEST_TO_EVEN_OUT} or more, or set dino.centring='mean'",
+            )
+        token = getattr(self.model, "distill_token", False)
+        require(self.distill is None or token, "distillation needs model.distill_token=True (DeiT)")
+        require(
+            tuple(self.preprocess.image_size) == tuple(self.model.image_size),
+            f"preprocess.image_size={self.preprocess.image_size} differs from model.image_size="
+            f"{self.model.image_size}; set both",
+        )
+        require(
+            not self.augment.mix or self.augment.repeats == 1, "mixing would pair a photo with its own repeat; drop one"
+        )
+        require(not self.augment.mix or self.batch_size // self.accumulate % 2 == 0, "mixing needs an even batch_size")
+
+    @property
+    def labelled(self) -> bool:
+        """Whether labels are learnt; self-supervision uses them, where there are any, to judge the features."""
+        return self.dino is None and self.mae is None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value.to_dict() if isinstance(value, JsonConfig) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> typing.Self:
+        check_names(cls, values)
+        nested = {name: kind.from_dict for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
+        if "model" in nested:
+            nested["model"] = config_from_dict
+        if values.get("distill") and "teacher" not in values["distill"]:
+            raise PatchlightError("distillation needs distill.teacher: what patchlight.load takes")
+        return cls(**values | {name: read(values[name]) for name, read in nested.items()})
+
+    def changed(self, changes: dict[str, Any]) -> typing.Self:
+        """With settings replaced by their dotted names: {"optim.lr": 1e-3, "epochs": 20}."""
+        values = self.to_dict()
+        for name, value in changes.items():
+            part, dot, rest = name.partition(".")
+            if not dot:
+                self._check_name(name)
+                values[name] = value
+                continue
+            if part not in _PARTS:
+                raise PatchlightError(f"unknown part {part!r} in {name!r}; the parts are {', '.join(_PARTS)}")
+            check_names(type(self.model) if part == "model" else _PARTS[part], {rest: value})
+            values[part] = (values[part] or {}) | {rest: value}
+        return self.from_dict(values)
+
+    def _check_name(self, name: str) -> None:
+        """Refuse what is no setting of the run, though it may be meant for one of its parts."""
+        if name in field_names(type(self)):
+            return
+        known = {each: [each] for each in field_names(type(self))}
+        for part, kind in (_PARTS | {"model": type(self.model)}).items():
+            for each in field_names(kind):
+                known.setdefault(each, []).append(f"{part}.{each}")
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = (
+            f"did you mean {' or '.join(known[nearest[0]])}?"
+            if nearest
+            else f"known: {', '.join(field_names(type(self)))}"
+        )
+        raise PatchlightError(f"unknown setting {name!r} of a run; {hint}")
+
+
+_PARTS: dict[str, type[JsonConfig]] = {
+    "model": ViTConfig,  # or another architecture's
+    "data": DataConfig,
+    "preprocess": PreprocessConfig,
+    "augment": AugmentConfig,
+    "optim": OptimConfig,
+    "distill": DistillConfig,
+    "dino": DinoConfig,
+    "mae": MaeConfig,
+    "subject": SubjectConfig,
+}
+WAYS = ("distill", "dino", "mae", "subject")
+
+
+def _check_nested(config: TrainConfig) -> None:
+    for name, kind in _PARTS.items():
+        value = getattr(config, name)
+        require(
+            isinstance(value, ModelConfig if name == "model" else kind) or (name in WAYS and value is None),
+            f"{name}={value!r:.60} is no {kind.__name__}; set its parts, such as {name}.{field_names(kind)[0]}",
+        )
+    check_types(config, skip=_PARTS)

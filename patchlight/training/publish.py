@@ -1,0 +1,81 @@
+"""What a finished run leaves: a model that `patchlight.load` takes, its card and its curves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from patchlight.errors import PatchlightError
+from patchlight.explain import plot
+from patchlight.files import replacing
+from patchlight.models.families import Model
+from patchlight.training.card import training_card
+from patchlight.training.data import Dataset
+from patchlight.training.learner import Learner, Result
+from patchlight.training.run_folder import RunFolder
+from patchlight.weights.find import ASSETS
+from patchlight.weights.groups import Groups, gaps_of
+from patchlight.weights.load import load
+from patchlight.weights.read import check_finite
+from patchlight.weights.save import save
+
+
+def publish(
+    folder: RunFolder,
+    learner: Learner,
+    model: Model,
+    training: Dataset,
+    result: Result,
+    seconds: float,
+    hardware: str,
+    notes: list[str],
+    groups: Groups | None = None,
+) -> None:
+    config = learner.config
+    labels = training.classes if config.labelled else None
+    extras = learner.published_with()
+    try:
+        save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
+    except PatchlightError as error:
+        raise PatchlightError(f"{error}; make room, and resume: nothing has to be learnt again") from None
+    rows = folder.rows()
+    at_the_end = {name: value for row in rows for name, value in row.items() if name in ("explained", "feature_rank")}
+    summary = at_the_end | result.summary() | {"photos": len(training), "validation_photos": result.photos}
+    card = training_card(config, training.classes, summary, seconds, hardware, notes)
+    folder.replace("README.md", card.encode())
+    try:
+        curves = plot.to_png(plot.draw_curves(rows)[0])
+    except PatchlightError:
+        return  # no matplotlib: the numbers are in metrics.jsonl
+    folder.replace("curves.png", curves)
+
+
+def put_into_package(
+    run: str | Path,
+    assets: Path = ASSETS,
+    groups: str | Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card.
+
+    `groups` is a table as `read_groups` takes it, in place of the run's own; `tell` hears what of it does not
+    fit, and what the model cannot do yet.
+    """
+    folder = RunFolder(run)
+    loaded = load(folder.path)
+    loaded.model.half()
+    check_finite(dict(loaded.model.state_dict()), f"{run} in half precision")
+    if groups is not None and loaded.labels is None:
+        raise PatchlightError(f"{run}: names no classes, so that {groups} has nothing to group; leave it out")
+    target = save(loaded, assets / "default", groups=groups, overwrite=True)
+    for line in [] if groups is None else gaps_of(groups, loaded.labels or ()):
+        tell(line)
+    if loaded.subject is None:
+        tell("it was not taught to find subjects: `crop` goes by tokencut, and is sure of little")
+    else:
+        tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
+    if loaded.labels is None:
+        tell("it names no classes: `classify` needs another model")
+    card = folder.path / "README.md"
+    if card.is_file():
+        with replacing(target / "README.md") as temporary:
+            temporary.write_bytes(card.read_bytes())
+    return target
