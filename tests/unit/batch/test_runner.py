@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 
 from crop_runs import everything_in, make_photos, photo, rows_of, save_model
-from patchlight.batch import finder, results, work
-from patchlight.batch import line as line_module
+from patchlight.batch import finder, pipeline, results, work
 from patchlight.batch import summary as summary_module
 from patchlight.batch.pipeline import Progress
 from patchlight.batch.runner import crop_photos
@@ -158,7 +157,7 @@ def test_progress_of_what_is_written_at_the_end(
     seen: list[Progress] = []
     crop(photos, tmp_path / "quick", model, watch=seen.append, overlay=True)
     assert {each.stage for each in seen} == {"crop"}, "what takes no time goes without saying"
-    monkeypatch.setattr(line_module, "_WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "_WATCH_SECONDS", 0.0)
     crop(photos, tmp_path / "slow", model, watch=seen.append, overlay=True)
     for stage in ("write", "draw"):
         assert [each.done for each in seen if each.stage == stage][:5] == [1, 2, 3, 4, 5]
@@ -1260,7 +1259,7 @@ def crash_on_three(file: str, *rest: Any) -> Any:
 def test_a_decoder_that_crashes_costs_its_own_row(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_module, "read_photo", crash_on_three)
+    monkeypatch.setattr(pipeline, "read_photo", crash_on_three)
     summary = crop(photos, tmp_path / "out", model, workers=2)
     assert summary.reasons == {"crashed": 1}
     assert [row["status"] for row in rows_of(tmp_path / "out")] == ["ok"] * 3 + ["error"] + ["ok"] * 2
@@ -1291,14 +1290,14 @@ def test_memory_is_bounded_by_the_line(tmp_path: Path, model: Path, monkeypatch:
     for number in range(1, 120):
         os.link(photos / "000.jpg", photos / f"{number:03}.jpg")
     longest = 0
-    real = line_module.CropPipeline._move
+    real = pipeline.CropPipeline._move
 
     def measured(self: Any, each: Any) -> bool:
         nonlocal longest
         longest = max(longest, len(self.line))
         return real(self, each)
 
-    monkeypatch.setattr(line_module.CropPipeline, "_move", measured)
+    monkeypatch.setattr(pipeline.CropPipeline, "_move", measured)
     crop(photos, tmp_path / "out", model, CropSettings(boxes_only=True), report=False)
     assert 1 <= longest <= 10
     assert len(rows_of(tmp_path / "out")) == 120

@@ -14,9 +14,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from camera_traps import ANIMAL, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
 from crop_runs import everything_in, rows_of
-from patchlight.batch import finder
-from patchlight.batch import line as line_module
-from patchlight.batch import looks as looks_module
+from patchlight.batch import finder, pipeline, sequences
 from patchlight.batch.pipeline import Progress
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
@@ -286,7 +284,7 @@ def test_a_second_run_does_nothing(tmp_path: Path, model: Loaded, looked_at: lis
     def never(*given: Any, **named: Any) -> Any:
         raise AssertionError("nothing is to be judged")
 
-    monkeypatch.setattr(line_module, "judged", never)
+    monkeypatch.setattr(pipeline, "judged", never)
     again = crop(photos, tmp_path / "out", model)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.name != "lock"} == before
     assert len(looked_at) == 14
@@ -318,8 +316,8 @@ def test_a_crop_is_cut_again_only_where_its_box_is_another(
     crop(photos, tmp_path / "out", model)
     before = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
     cut: list[str] = []
-    real = line_module.cut_photo
-    monkeypatch.setattr(line_module, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
+    real = pipeline.cut_photo
+    monkeypatch.setattr(pipeline, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
     shutil.copy(write_frames(tmp_path / "other", [*WALK, None])[8], photos)
     summary = crop(photos, tmp_path / "out", model)
     assert summary.computed == 9
@@ -379,7 +377,7 @@ def test_a_line_that_was_cut_off_is_done_again(
 def test_deleted_or_changed_after_the_look(
     photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    real = line_module.judged
+    real = pipeline.judged
 
     def meanwhile(*given: Any) -> Any:
         if how == "deleted":
@@ -389,7 +387,7 @@ def test_deleted_or_changed_after_the_look(
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(line_module, "judged", meanwhile)
+        patch.setattr(pipeline, "judged", meanwhile)
         assert crop(photos, tmp_path / "out", model).reasons == {"gone" if how == "deleted" else "changed": 1}
     assert [row["burst"] is None for row in rows_of(tmp_path / "out")] == [number == 3 for number in range(8)]
     crop(photos, tmp_path / "out", model)
@@ -437,7 +435,7 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
     for number in range(6):
         write_frames(tmp_path / "photos", [None] * 4, serial=f"C{number}", seed=number)
     held = most = 0
-    real, judge = looks_module.FrameStore.look, line_module.judged
+    real, judge = sequences.FrameStore.look, pipeline.judged
 
     def taken(*given: Any) -> Any:
         nonlocal held, most
@@ -451,8 +449,8 @@ def test_memory_is_bounded_by_the_sequences(tmp_path: Path, model: Loaded, monke
         held -= len(looks)
         return found
 
-    monkeypatch.setattr(looks_module.FrameStore, "look", taken)
-    monkeypatch.setattr(line_module, "judged", given_back)
+    monkeypatch.setattr(sequences.FrameStore, "look", taken)
+    monkeypatch.setattr(pipeline, "judged", given_back)
     crop(tmp_path / "photos", tmp_path / "out", model, boxes_only=True)
     assert 4 <= most <= 12
 

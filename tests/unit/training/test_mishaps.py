@@ -21,7 +21,7 @@ from patchlight.files import replacing
 from patchlight.images import decode
 from patchlight.models.vit import ViT
 from patchlight.signals import STOPPING, Stopped
-from patchlight.training import beginning, loop, run_folder
+from patchlight.training import loop, run_folder, setup
 from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import DataConfig, TrainConfig
 from patchlight.training.loop import train
@@ -87,7 +87,7 @@ def stop_at(step: int, patch: pytest.MonkeyPatch) -> None:
 def test_what_can_be_known_at_once_is_said_before_photos_are_read(
     changes: dict[str, Any], message: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beginning, "scan", lambda *given, **named: pytest.fail("all photos were read first"))
+    monkeypatch.setattr(setup, "scan", lambda *given, **named: pytest.fail("all photos were read first"))
     with pytest.raises(PatchlightError, match=message):
         train(settings(photos, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_other_classes_gets_a_fresh_head(photos: Path, tmp_path:
     for names, fresh in ((["blue", "green", "red"], False), (["a", "green", "red"], True), (None, False)):
         save.save(start, tmp_path / "start", labels=names, overwrite=True)
         told.clear()
-        vit, _ = beginning.make_model(config, ("blue", "green", "red"), told.append)
+        vit, _ = setup.make_model(config, ("blue", "green", "red"), told.append)
         assert vit.head is not None
         assert (fingerprint(vit.head.state_dict()) != fingerprint(start.head.state_dict())) == fresh
         line = f"a fresh head in place of its own, for other classes: 'blue' where {tmp_path / 'start'} has 'a'"
@@ -210,7 +210,7 @@ def test_checkpoints_without_their_index_are_not_thrown_away(
         with pytest.raises(Stopped):
             train(settings(photos), tmp_path)
     (tmp_path / "checkpoints" / "checkpoints.json").unlink()
-    monkeypatch.setattr(beginning, "scan", lambda *given, **named: pytest.fail("all photos were read first"))
+    monkeypatch.setattr(setup, "scan", lambda *given, **named: pytest.fail("all photos were read first"))
     with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.*; bring it back, or start the run anew"):
         train(settings(photos), tmp_path, resume=True)
     assert list((tmp_path / "checkpoints").glob("*.safetensors"))
@@ -228,7 +228,7 @@ def test_a_run_that_came_to_no_checkpoint_says_that_it_begins_anew(
             train(settings(photos), tmp_path)
     told: list[str] = []
     train(settings(photos), tmp_path, resume=True, tell=told.append)
-    assert f"{tmp_path}: had not come to a checkpoint; beginning at step 0" in told
+    assert f"{tmp_path}: had not come to a checkpoint; setup at step 0" in told
     told.clear()
     train(settings(photos), tmp_path, resume=True, tell=told.append)
     assert not any("step 0" in line for line in told)
