@@ -228,7 +228,7 @@ def test_a_run_that_came_to_no_checkpoint_says_that_it_begins_anew(
             train(settings(photos), tmp_path)
     told: list[str] = []
     train(settings(photos), tmp_path, resume=True, tell=told.append)
-    assert f"{tmp_path}: had not come to a checkpoint; setup at step 0" in told
+    assert f"{tmp_path}: had not come to a checkpoint; beginning at step 0" in told
     told.clear()
     train(settings(photos), tmp_path, resume=True, tell=told.append)
     assert not any("step 0" in line for line in told)
