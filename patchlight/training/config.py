@@ -33,7 +33,7 @@ class DataConfig(JsonConfig):
 
     # A folder of class folders, a CSV with the columns file and label, a folder of tar shards, or CIFAR-10.
     train: str
-    # The same; None holds a part of the training photos out.
+    # The same. None takes the part of the training photos that lies apart (val/ beside train/), or holds one out.
     validation: str | None = None
     # How much is held out where there is no validation set: chosen by content, so that copies stay on one side.
     validation_share: float = 0.1

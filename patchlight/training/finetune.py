@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from patchlight.config import ViTConfig
-from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.training.data import Dataset
-from patchlight.training.sources import open_dataset
 from patchlight.weights.load import Loaded
 
 FEW, MANY = 1_000, 20_000
@@ -36,13 +34,8 @@ def choose_recipe(
     validation: str | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
-    """Settings to fine-tune a checkpoint on a set of labelled photos, with the changes that are asked for.
-
-    Without `validation`, the set's own validation part is taken, where it has one, and else a part held out.
-    """
+    """Settings to fine-tune a checkpoint on a set of labelled photos, with the changes that are asked for."""
     changes = changes or {}
-    if validation is None and _has_own_validation(photos, training):
-        validation = photos
     count, classes = len(training), len(training.classes)
     if "trainable_blocks" in changes:
         asked = changes["trainable_blocks"]
@@ -118,11 +111,3 @@ def in_words(config: TrainConfig, training: Dataset) -> str:
 
 def _few(training: Dataset) -> bool:
     return len(training) <= FEW or len(training) < FEW_A_CLASS * len(training.classes)
-
-
-def _has_own_validation(photos: str, training: Dataset) -> bool:
-    """Whether the set comes in two parts; of one that does not, every part is the whole."""
-    try:
-        return open_dataset(photos, "validation").fingerprint() != training.fingerprint()
-    except PatchlightError:
-        return False

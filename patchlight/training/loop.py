@@ -33,7 +33,14 @@ from patchlight.training.optim import WeightAverage, learning_rate, make_optimiz
 from patchlight.training.processes import FailedElsewhereError, Processes, find_processes
 from patchlight.training.publish import publish
 from patchlight.training.run_folder import RunFolder
-from patchlight.training.setup import check_classes, check_photos, make_learner, make_model, open_sets
+from patchlight.training.setup import (
+    check_classes,
+    check_photos,
+    make_learner,
+    make_model,
+    open_sets,
+    with_own_validation,
+)
 from patchlight.training.step import Step
 from patchlight.weights.groups import Groups
 from patchlight.weights.load import load
@@ -80,6 +87,7 @@ def train(
     with find_processes(device) as processes, contextlib.ExitStack() as stack:
         asked = stack.enter_context(asked_to_stop(stopping))
         with processes.together():
+            config = with_own_validation(config)
             if processes.is_first:
                 stack.enter_context(folder.held())
                 folder.check(config, resume=resume)

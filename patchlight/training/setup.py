@@ -22,12 +22,19 @@ from patchlight.training.learner import Learner
 from patchlight.training.mae import Mae
 from patchlight.training.objective import Classification, Teacher
 from patchlight.training.scan import scan
-from patchlight.training.sources import open_dataset, require_photos
+from patchlight.training.sources import has_validation_part, open_dataset, require_photos
 from patchlight.training.subject import NO_BOXES, FindSubject, on_canvases
 from patchlight.weights.groups import Groups, gaps_of, read_groups
 from patchlight.weights.load import load
 
 HEADS = ("head.", "distill_head.")
+
+
+def with_own_validation(config: TrainConfig) -> TrainConfig:
+    """Photos that lie apart to judge by (val/ beside train/) are the validation set, where no other is named."""
+    if config.data.validation is not None or not has_validation_part(config.data.train):
+        return config
+    return config.changed({"data.validation": config.data.train})
 
 
 def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
@@ -42,12 +49,22 @@ def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     require_photos(training, config.data.train)
     validation = None
     if config.data.validation is not None:
-        validation = open_dataset(config.data.validation, "validation", labelled=config.labelled, unnamed=unnamed)
+        try:
+            validation = open_dataset(config.data.validation, "validation", labelled=config.labelled, unnamed=unnamed)
+        except PatchlightError as error:
+            raise PatchlightError(f"{error}{_instead_of_its_part(config)}") from None
     if config.subject is not None:
         for photos, name in ((training, config.data.train), (validation, config.data.validation)):
             if photos is not None and photos.marks is None:
                 raise PatchlightError(f"{name}: {NO_BOXES}")
     return training, validation
+
+
+def _instead_of_its_part(config: TrainConfig) -> str:
+    """The remedy where val/ beside train/ is no use."""
+    if config.data.validation != config.data.train:
+        return ""
+    return "; or give the folder of its training part alone, of which some photos are held out then"
 
 
 def check_photos(
@@ -62,7 +79,7 @@ def check_photos(
     for problem in found.problems:
         tell(problem)
     if found.fatal:
-        raise PatchlightError(f"{config.data.train}: {'; '.join(found.fatal)}")
+        raise PatchlightError(f"{config.data.train}: {'; '.join(found.fatal)}{_instead_of_its_part(config)}")
     notes = []
     if found.left_out:
         notes.append(f"photos that cannot be read and were left out: {len(found.left_out):,}")

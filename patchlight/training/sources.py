@@ -80,16 +80,45 @@ def open_dataset(
         if "cifar" in path.name.lower():
             remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
         raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")
+    place = _locate(path, part)
+    if place.kind == "cifar10":
+        return _open_cifar10(place.paths)
+    return (
+        _open_shards(place.paths, labelled=labelled)
+        if place.kind == "shards"
+        else _open_folder(place.paths[0], labelled=labelled)
+    )
+
+
+def has_validation_part(path: str | os.PathLike[str]) -> bool:
+    """Whether a set brings photos to judge by (val/ beside train/) that are not those to learn from."""
+    path = Path(os.path.expanduser(path))
+    try:
+        return os.path.isdir(path) and _locate(path, "validation") != _locate(path, "train")
+    except PatchlightError:  # nothing but train/, or nothing that could be opened
+        return False
+
+
+class _Place(NamedTuple):
+    """What a folder holds of one part of a set."""
+
+    kind: Literal["cifar10", "shards", "folder"]
+    paths: tuple[Path, ...]
+
+
+def _locate(path: Path, part: Part) -> _Place:
     cifar10 = _find_cifar10(path)
     if cifar10 is not None:
-        return _open_cifar10(*cifar10, "train" if part == "train" else "test")
+        folder, suffix = cifar10
+        files = _CIFAR10_FILES["train" if part == "train" else "test"]
+        return _Place("cifar10", tuple(folder / f"{name}{suffix}" for name in files))
     folder = path / (_choose_part([entry.name for entry in _visible(path) if entry.is_dir()], part, path) or "")
     shards = [entry for entry in _visible(folder) if entry.suffix.lower() == ".tar" and entry.is_file()]
     if not shards:
-        return _open_folder(folder, labelled=labelled)
+        return _Place("folder", (folder,))
     words = {shard: shard.name.lower().replace("_", "-").replace(".", "-").split("-")[0] for shard in shards}
     word = _choose_part(sorted(set(words.values())), part, folder)
-    return _open_shards([shard for shard in shards if word is None or words[shard] == word], labelled=labelled)
+    return _Place("shards", tuple(shard for shard in shards if word is None or words[shard] == word))
 
 
 def require_photos(dataset: Dataset, source: str | os.PathLike[str]) -> None:
@@ -518,8 +547,9 @@ def _find_cifar10(folder: Path) -> tuple[Path, str] | None:
     return None
 
 
-def _open_cifar10(folder: Path, suffix: str, part: str) -> Dataset:
-    paths = [folder / f"{name}{suffix}" for name in _CIFAR10_FILES[part]]
+def _open_cifar10(paths: Sequence[Path]) -> Dataset:
+    folder, suffix = paths[0].parent, paths[0].suffix
+    part = "test" if paths[0].stem in _CIFAR10_FILES["test"] else "train"
     needed = [*paths, folder / f"{part}_lables.json"] if suffix == ".png" else paths  # the package spells it so
     for path in needed:
         if not path.is_file():

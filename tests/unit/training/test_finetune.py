@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.training.data import Dataset
 from patchlight.training.finetune import choose_recipe, in_words, resumed_recipe
-from patchlight.training.sources import open_dataset
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 
@@ -86,15 +84,3 @@ def test_a_run_goes_on_with_what_was_chosen_for_its_photos(tmp_path: Path) -> No
     assert resumed_recipe(begun, "other", "there", validation="more", changes={}) == begun.changed(
         {"start": "other", "data.train": "there", "data.validation": "more"}
     )
-
-
-def test_a_validation_part_of_ones_own_is_used(tmp_path: Path) -> None:
-    for part, shades in {"train": (0, 10, 20), "val": (5, 15)}.items():
-        for name, red in {"a": 0, "b": 200}.items():
-            (tmp_path / "photos" / part / name).mkdir(parents=True)
-            for shade in shades:
-                Image.new("RGB", (8, 8), (red, shade, 0)).save(tmp_path / "photos" / part / name / f"{shade}.png")
-    photos = str(tmp_path / "photos")
-    assert choose_recipe(start(tmp_path), photos, open_dataset(photos)).data.validation == photos
-    whole = str(tmp_path / "photos" / "train")
-    assert choose_recipe(load(tmp_path / "start"), whole, open_dataset(whole)).data.validation is None

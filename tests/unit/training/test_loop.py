@@ -90,6 +90,30 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Classification, "prepare", interrupted)
 
 
+def test_photos_that_lie_apart_are_judged_by(photos: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    for index in range(12):
+        for name in ("red", "green", "blue"):
+            part = parts / ("val" if index < 3 else "train") / name
+            part.mkdir(parents=True, exist_ok=True)
+            (part / f"{index}.png").symlink_to(photos / name / f"{index}.png")
+    lines: list[str] = []
+    config = settings(parts, epochs=0.5)
+    assert train(config, tmp_path / "run", tell=lines.append).photos == 9
+    assert "27 photos to learn from, 9 to judge by, 3 classes" in lines
+    assert f"On 9 photos of {parts.name}" in (tmp_path / "run" / "README.md").read_text()
+    again = train(config, tmp_path / "run", resume=True)
+    assert again.photos == 9
+
+    assert train(settings(parts / "train", epochs=0.5), tmp_path / "alone").photos == 6  # a quarter is held out
+    for path in (parts / "val").rglob("*.png"):
+        path.rename(parts / "val" / f"{path.parent.name}{path.name}")
+    for folder in ("red", "green", "blue"):
+        (parts / "val" / folder).rmdir()
+    with pytest.raises(PatchlightError, match="give the folder of its training part alone, of which some"):
+        train(config, tmp_path / "flat")
+
+
 def test_a_run_leaves_a_model_and_its_story(whole: Path) -> None:
     loaded = load(whole)
     assert loaded.labels == ("blue", "green", "red")
