@@ -129,17 +129,21 @@ class Engine:
         self.batches = Batches(self._run, most=self.limits.batch, limit=self.limits.queue)
         self._seen: OrderedDict[tuple[str, int], Seen] = OrderedDict()
         self._loaded = threading.Event()
+        self._closing = False
+        self._loader = threading.Thread(target=self._load, name="loading", daemon=True)
 
     @property
     def ready(self) -> bool:
         return len(self.models) == len(self.sources)
 
     def start(self) -> None:
-        threading.Thread(target=self._load, name="loading", daemon=True).start()
+        self._loader.start()
 
     def _load(self) -> None:
         try:
             for number, source in enumerate(self.sources):
+                if self._closing:
+                    return
                 loaded = load(source, device=self.device)
                 if not isinstance(loaded.model, ViT):
                     kind = type(loaded.model).__name__
@@ -159,8 +163,13 @@ class Engine:
         if self.failure is not None:
             raise self.failure
 
-    def close(self) -> None:
-        self.batches.close()
+    def close(self, timeout: float = 5.0) -> bool:
+        """Take nothing more and end; whether both threads, the one that loads and the model's, did within the time."""
+        self._closing = True
+        ended = self.batches.close(timeout)
+        if self._loader.is_alive():
+            self._loader.join(timeout)
+        return ended and not self._loader.is_alive()
 
     def model(self, number: int) -> Served:
         if not self.ready:

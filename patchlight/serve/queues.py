@@ -68,12 +68,13 @@ class Batches:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def close(self, timeout: float = 10.0) -> None:
-        """Take no more jobs, do those that wait, and end."""
+    def close(self, timeout: float = 5.0) -> bool:
+        """Take no more jobs, do those that wait, and end; whether it did within the time."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (jobs := self._next()) is not None:

@@ -9,6 +9,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import uvicorn
@@ -18,6 +19,7 @@ from patchlight.serve.app import make_app
 from patchlight.serve.engine import Engine
 from patchlight.serve.guard import AccessPolicy
 from patchlight.serve.limits import Limits
+from patchlight.signals import STOPPING
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -33,7 +35,7 @@ class Address:
     names: tuple[str, ...] = ()  # by which other machines call this one
 
     def check(self) -> None:
-        """Refuse what would open the door by mistake."""
+        """Refuse what would let other machines in by mistake."""
         if self.host in LOOPBACK:
             return
         if not self.remote:
@@ -103,6 +105,13 @@ def serve(
         proxy_headers=False,
     )
     server = uvicorn.Server(config)
+
+    def stop(number: int, frame: Any) -> None:
+        # Heard before uvicorn listens to signals itself, and again after it has ended, when it raises them once more.
+        server.should_exit = True
+
+    for number in STOPPING:
+        signal.signal(number, stop)
     shown = address.host if address.host not in ("0.0.0.0", "::") else (*address.names, "localhost")[0]
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     tell(f"{url}{'#token=' + access.token if access.remote else ''}")
@@ -119,10 +128,12 @@ def serve(
     if open_page and sys.stdout.isatty():
         threading.Thread(target=lambda: webbrowser.open(url), daemon=True).start()
     threading.Thread(target=watch, daemon=True).start()
-    # uvicorn raises the signals that it has heard once more when it has ended, and by then nobody needs to hear them.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
     server.run(sockets=[listening])
+    if not engine.close():
+        # A thread that is still at work in torch when Python takes itself apart aborts the process (exit code 134).
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     if isinstance(engine.failure, PatchlightError):
         raise engine.failure
     if engine.failure is not None:

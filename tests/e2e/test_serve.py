@@ -83,6 +83,15 @@ def test_it_answers_at_once_and_ends_in_order(number: signal.Signals) -> None:
         assert {"time", "method", "path", "status", "ms", "bytes"} <= set(lines[-1])
 
 
+@pytest.mark.parametrize("seconds", [0, 0.3, 1])
+def test_it_ends_in_order_while_the_model_is_loaded(seconds: float) -> None:
+    with started() as (process, _, _):
+        time.sleep(seconds)
+        process.terminate()
+        _, errors = process.communicate(timeout=40)
+        assert process.returncode == 0, errors
+
+
 def one_line(*arguments: str) -> str:
     done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2, done.stderr
