@@ -1,18 +1,18 @@
 """What is in a photo, by a model with a head."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from patchlight.errors import PatchlightError
-from patchlight.images.decode import decode
+from patchlight.images.decode import Photo, listed
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.groups import Named
-from patchlight.weights.load import Loaded
+from patchlight.weights.load import Loaded, load_or_given
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,35 @@ def check_names_classes(loaded: Loaded) -> None:
         raise PatchlightError(f"{loaded.provenance.source}: its head gives an embedding, not classes")
 
 
-def classify(loaded: Loaded, photo: str | Path | bytes | Image.Image, top: int = 5) -> Prediction:
-    """The `top` likeliest classes of a photo: a path, the bytes of a file, or a Pillow image."""
+@overload  # a path is a sequence, too, of letters: the first that fits is taken
+def classify(  # type: ignore[overload-overlap]
+    photos: Photo, model: str | os.PathLike[str] | Loaded = ..., top: int = ...
+) -> Prediction: ...
+
+
+@overload
+def classify(
+    photos: Iterable[Photo], model: str | os.PathLike[str] | Loaded = ..., top: int = ...
+) -> list[Prediction]: ...
+
+
+def classify(
+    photos: Photo | Iterable[Photo], model: str | os.PathLike[str] | Loaded = "default", top: int = 5
+) -> Prediction | list[Prediction]:
+    """The `top` likeliest classes of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what
+    `decode` gave); of several a list, in their order. `model` is what `load` takes, or gave."""
+    several, one = listed(photos)
+    loaded = load_or_given(model)
     check_names_classes(loaded)
     if top < 1:
         raise PatchlightError(f"top={top} must be 1 or more")
-    image_CHW, _ = loaded.preprocess(decode(photo))
     weight = loaded.model.norm.weight
+    found = []
     with torch.inference_mode():
-        return likeliest(loaded, loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0], top)
+        for photo in several:
+            image_CHW, _ = loaded.preprocess(photo)
+            found.append(likeliest(loaded, loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0], top))
+    return found[0] if one else found
 
 
 def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:

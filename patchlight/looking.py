@@ -24,11 +24,11 @@ from patchlight.explain.attention import (
 )
 from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
-from patchlight.images.decode import Decoded, decode
+from patchlight.images.decode import Decoded, Photo, decode
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.weights.convert import PROJECTIONS
-from patchlight.weights.load import Loaded
+from patchlight.weights.load import Loaded, load_or_given
 
 LARGE, SMALL = 1000, 500
 """Pixels that a photo's longer side is drawn with at most: beside one map, and among many."""
@@ -48,21 +48,23 @@ class _LoadedViT(Loaded):
 
 
 def look(
-    loaded: Loaded,
-    photo: str | os.PathLike[str] | bytes | Image.Image,
+    photo: Photo,
+    model: str | os.PathLike[str] | Loaded = "default",
     *,
     layers: Layers = "all",
     patch: tuple[int, int] | None = None,
     out: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda progress: None,
 ) -> Look:
-    """Draw what a model did with a photo: a path, the bytes of a file, or a Pillow image.
+    """Draw what a model did with a photo: a path, the bytes of a file, a Pillow image, an array HWC uint8, or what
+    `decode` gave. `model` is what `load` takes, or gave.
 
     `layers` are the blocks to sweep over. `patch` is the (row, column) whose attention and likeness are shown; None
     takes the one that gets the most attention. `out` is the folder that the page goes to; with None it is not written.
     `tell` hears of the progress.
     """
     start = time.perf_counter()
+    loaded = load_or_given(model)
     plain_vit(loaded)  # says so, where it is no ViT
     loaded = cast(_LoadedViT, loaded)
     if out is not None:
@@ -74,7 +76,7 @@ def look(
     for picture in _draw(loaded, scene, blocks):
         pictures.append(picture)
         tell(f"drew {picture.name}")
-    name = "photo" if isinstance(photo, bytes | Image.Image) else Path(photo).name
+    name = Path(photo).name if isinstance(photo, str | os.PathLike) else "photo"
     seen = Look(
         photo=name,
         facts=_facts(loaded, scene, time.perf_counter() - start),

@@ -28,7 +28,7 @@ def classify(
     failed = 0
     for photo in photos:
         try:
-            prediction = classify_photo(loaded, photo, top)
+            prediction = classify_photo(photo, loaded, top)
         except ImageError as error:
             if len(photos) == 1:
                 raise
@@ -73,8 +73,8 @@ def look(
         loaded = load(model, **changes)
         folder = Path(f"look-{Path(photo).stem}{_by(model)}") if out is None else out
         look_at(
-            loaded,
             photo,
+            loaded,
             layers="all" if blocks is None else blocks,
             patch=None if place is None else (place[0], place[1]),
             out=folder,

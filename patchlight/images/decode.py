@@ -16,12 +16,13 @@ import stat
 import struct
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from patchlight.errors import PatchlightError
@@ -103,19 +104,64 @@ class Decoded:
     region: Box
 
 
+Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
+"""What every function takes for a photo: a path, the bytes of a file, a Pillow image, an array HWC uint8 of RGB, or
+what `decode` gave."""
+
+
+def listed(photos: Photo | Iterable[Photo]) -> tuple[list[Photo], bool]:
+    """One photo or many as a list, and whether it was one; no photo is opened."""
+    if isinstance(photos, str | os.PathLike | bytes | Image.Image | np.ndarray | Decoded):
+        return [photos], True
+    if hasattr(photos, "preprocess"):
+        raise PatchlightError("photos come first, and then the model")
+    if not isinstance(photos, Iterable) or isinstance(photos, Mapping):
+        raise PatchlightError(_no_photo(photos))
+    several = list(photos)
+    if not several:
+        raise PatchlightError("there is no photo in an empty list; give one photo or more")
+    return several, False
+
+
+def _no_photo(given: object) -> str:
+    kind = "a list of several" if isinstance(given, Sequence) else type(given).__name__
+    forms = "a path, the bytes of a file, a Pillow image, an array HWC uint8, or what pl.decode gave"
+    return f"a photo is {forms}, not {kind}"
+
+
+def _from_array(array: npt.NDArray[Any]) -> Image.Image:
+    if array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and 0 not in array.shape:
+        return Image.fromarray(array)
+    remedy = "convert it, or pass a Pillow image"
+    if array.dtype == np.uint8 and array.ndim == 4 and array.shape[3] == 3:
+        remedy = "pass list(array) for several photos"
+    elif array.ndim == 3 and array.shape[0] == 3 and array.shape[2] != 3:
+        remedy = "transpose it with array.transpose(1, 2, 0)" + ("" if array.dtype == np.uint8 else ", and convert it")
+    raise PatchlightError(
+        f"an array of a photo is (height, width, 3) uint8, not {tuple(array.shape)} {array.dtype}; {remedy}"
+    )
+
+
 def decode(
-    source: str | os.PathLike[str] | bytes | Image.Image,
+    source: Photo,
     *,
     fast_size: Size | None = None,
     max_pixels: int = MAX_PIXELS,
     background: Colour8 = (255, 255, 255),
 ) -> Decoded:
-    """Decode a path, a file's bytes or a PIL image; raises `ImageError`, and nothing else, for an image it cannot use.
+    """Decode a photo, see `Photo`; raises `ImageError` for one that cannot be used. What is decoded already stays as it
+    is.
 
     `fast_size` is the (height, width) that the image will be scaled to. A JPEG is then decoded at a half, a quarter or
     an eighth of its size, which is several times faster (twice, if it is progressive), and stays at least twice as
     large as `fast_size`. Other formats, and PIL images, are decoded whole.
     """
+    if isinstance(source, Decoded):
+        return source
+    if isinstance(source, np.ndarray):
+        source = _from_array(source)
+    if not isinstance(source, str | os.PathLike | bytes | Image.Image):
+        raise PatchlightError(_no_photo(source))
     name = "image" if isinstance(source, bytes | Image.Image) else printable(os.fspath(source))
     if fast_size is not None and min(fast_size) < 1:
         raise PatchlightError(f"fast_size={fast_size} must be more than 0; it is the (height, width) to scale to")

@@ -3,7 +3,6 @@
 torch is imported where a tensor is made, and not before: processes that only read photos start sooner without.
 """
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from PIL import Image
 from patchlight.config import Colour, PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box, View, covering_size, fitting_size
-from patchlight.images.decode import Decoded, decode
+from patchlight.images.decode import Decoded, Photo, decode
 
 if TYPE_CHECKING:
     import torch
@@ -36,20 +35,15 @@ class Preprocess:
     def __init__(self, config: PreprocessConfig) -> None:
         self.config = config
 
-    def __call__(
-        self, photo: str | os.PathLike[str] | Image.Image | npt.NDArray[np.uint8] | Decoded
-    ) -> "tuple[torch.Tensor, View]":
-        """A path, PIL image, array HWC uint8 (RGB, 0..255) or what `decode` gave -> image_CHW float32 and its view.
+    def __call__(self, photo: Photo) -> "tuple[torch.Tensor, View]":
+        """A path, the bytes of a file, Pillow image, array HWC uint8 (RGB, 0..255) or what `decode` gave -> image_CHW
+        float32 and its view.
 
-        Files and PIL images pass through `decode`, so that they are upright and RGB.
+        Files and Pillow images pass through `decode`, so that they are upright and RGB.
         """
         import torch
 
-        if isinstance(photo, Decoded):
-            decoded = photo
-        else:
-            decoded = decode(photo if isinstance(photo, str | os.PathLike) else _to_pil(photo))
-        level_HWC, view = self.levels(decoded)
+        level_HWC, view = self.levels(decode(photo))
         # numpy, since torch wakes all its threads for so few numbers
         image_CHW = np.array(level_HWC.transpose(2, 0, 1), np.float32, order="C")
         image_CHW /= np.float32(255)
@@ -141,21 +135,6 @@ class Preprocess:
             return np.asarray(image.resize(size[::-1], resample, box))
         bands = [np.asarray(band.convert("F").resize(size[::-1], resample, box)) for band in image.split()]
         return np.stack(bands, axis=-1)
-
-
-def _to_pil(photo: Image.Image | npt.NDArray[np.uint8]) -> Image.Image:
-    if isinstance(photo, Image.Image):
-        return photo
-    if not isinstance(photo, np.ndarray):
-        raise PatchlightError(
-            f"a photo is a path, a PIL image, an array HWC uint8, or Decoded, not {type(photo).__name__}"
-        )
-    if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or 0 in photo.shape:
-        raise PatchlightError(
-            f"an array of a photo is (height, width, 3) uint8, not {tuple(photo.shape)} {photo.dtype}; "
-            "convert it, or pass a PIL image"
-        )
-    return Image.fromarray(photo)
 
 
 # Other people's settings

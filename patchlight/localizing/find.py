@@ -2,14 +2,13 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
 from patchlight.config import Calibration
@@ -17,14 +16,14 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.attention import patch_pixels
 from patchlight.families import ModelConfig
 from patchlight.geometry import Box, View
-from patchlight.images.decode import MAX_PIXELS, Decoded, decode
+from patchlight.images.decode import MAX_PIXELS, Decoded, Photo, decode, listed
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import Edges, Region, regions_of
 from patchlight.localizing.closer import Mosaic, Tiles, around, cut_off, look_at
 from patchlight.localizing.decide import GENERIC, Decision, by_confidence, confidence_alone, confidence_beside, decide
 from patchlight.localizing.heat import HeatPass, Method, resolve_method
 from patchlight.weights.groups import Named
-from patchlight.weights.load import Loaded, load
+from patchlight.weights.load import Loaded, load_or_given
 
 LOOKS_AT_ONCE = 32
 """Parts of photos that go through the model together: bounds the memory."""
@@ -37,8 +36,6 @@ LIKE_THE_FIRST = 0.5
 
 SAME_SUBJECT = 0.5
 """The share of the smaller of two boxes that both cover, from which on they are of one subject."""
-
-Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
 
 MOVING = ("animal", "person", "vehicle")
 """Groups of classes: a photo that shows one of these is not called empty."""
@@ -135,13 +132,8 @@ def localize(
     parts = _tiles(tiles)
     if batch_size < 1:
         raise PatchlightError(f"batch_size={batch_size} must be 1 or more")
-    one = isinstance(photos, str | os.PathLike | bytes | Image.Image | np.ndarray | Decoded)
-    if not one and not isinstance(photos, Iterable):
-        raise PatchlightError(
-            f"{photos!r:.60} is no photo; give a path, the bytes of a file, an image, or a list of them"
-        )
-    several: list[Any] = [photos] if one else list(photos)  # type: ignore[arg-type]
-    loaded = _loaded(model, device)
+    several, one = listed(photos)
+    loaded = load_or_given(model, device)
     resolve_method(loaded, method)  # before any photo is read
     found: list[Localization] = []
     for start in range(0, len(several), batch_size):
@@ -291,12 +283,6 @@ def read(
     photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1), max_pixels: int = MAX_PIXELS
 ) -> Decoded:
     """Decode a photo with enough pixels for the model, or (down, across) times as many."""
-    if isinstance(photo, Decoded):
-        return photo
-    if isinstance(photo, np.ndarray):
-        if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
-            raise PatchlightError(f"an array of a photo is (height, width, 3) uint8, not {photo.shape} {photo.dtype}")
-        return decode(Image.fromarray(photo))
     config = preprocess.config
     height, width = config.scaled_size
     fast_size = None if config.resize == "none" else (times[0] * height, times[1] * width)
@@ -459,13 +445,3 @@ def _tiles(tiles: object) -> Tiles | None:
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MOST_TILES for n in pair)):
         raise PatchlightError(f"tiles={tiles!r} is not known; it is (down, across), each from 1 to {MOST_TILES}")
     return pair
-
-
-def _loaded(model: object, device: str | torch.device | None) -> Loaded:
-    if isinstance(model, str | os.PathLike):
-        return load(os.fspath(model), device="cpu" if device is None else device)
-    if not isinstance(model, Loaded):
-        raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
-    if device is not None and torch.device(device) != model.model.norm.weight.device:
-        raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
-    return model

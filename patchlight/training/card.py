@@ -67,7 +67,7 @@ def training_card(
         "## Use",
         '```python\nimport patchlight as pl\n\nloaded = pl.load("FOLDER")  # the folder that this file is in\n'
         + (
-            'print(pl.classify(loaded, "photo.jpg"))\n```'
+            'print(pl.classify("photo.jpg", loaded))\n```'
             if config.labelled
             else 'image, view = loaded.preprocess("photo.jpg")\nprint(loaded.model.features(image[None]))\n```'
         ),

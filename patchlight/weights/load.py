@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,17 @@ def load(
         notes=tuple(notes),
         groups=groups if config.num_classes == reading.config.num_classes else None,
     )
+
+
+def load_or_given(model: object, device: str | torch.device | None = None) -> Loaded:
+    """What a function's `model` stands for: what `load` gave, or else what it takes."""
+    if isinstance(model, str | os.PathLike):
+        return load(os.fspath(model), device="cpu" if device is None else device)
+    if not isinstance(model, Loaded):
+        raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+    if device is not None and torch.device(device) != model.model.norm.weight.device:
+        raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
+    return model
 
 
 def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> None:

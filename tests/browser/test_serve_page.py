@@ -290,7 +290,7 @@ def test_classes(page: Any, loaded: pl.Loaded) -> None:
     open_photo(page)
     page.click("#tab-classes")
     wait_until(page, "document.querySelectorAll('#classes .share').length === 10")
-    said = pl.classify(loaded, DEMO / "coffee.png", 10)
+    said = pl.classify(DEMO / "coffee.png", loaded, 10)
     assert page.locator("#classes span").all_text_contents() == list(said.names)
     assert page.locator("#classes b").first.text_content() == f"{100 * said.probabilities[0]:.1f} %"
     assert said.named is not None

@@ -70,7 +70,7 @@ def titles(figure: Any) -> list[str]:
 
 def test_the_figures_show_the_models_attention_on_the_photo(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path, num_registers=2)
-    result = drawn["look"](model, PHOTO, layers=[2, 0], patch=(1, 3))
+    result = drawn["look"](PHOTO, model, layers=[2, 0], patch=(1, 3))
     assert [picture.name for picture in result.pictures] == list(TEXTS)
     image_CHW, view = model.preprocess(PHOTO)
 
@@ -101,7 +101,7 @@ def test_the_figures_show_the_models_attention_on_the_photo(tmp_path: Path, draw
 
 def test_patches_are_drawn_where_the_view_says(tmp_path: Path, drawn: dict[str, Any]) -> None:
     preprocess = PreprocessConfig(image_size=32, resize="shortest", resize_size=(40, 40))
-    drawn["look"](loaded(tmp_path, preprocess=preprocess), PHOTO, patch=(1, 3))
+    drawn["look"](PHOTO, loaded(tmp_path, preprocess=preprocess), patch=(1, 3))
     # 40 x 60 stays as it is; 32 x 32 are cut from its middle, so patches of 8 begin at (4, 14).
     (ax,) = drawn["patches"].axes
     down, across = (collection.get_segments() for collection in ax.collections)
@@ -116,17 +116,17 @@ def test_patches_are_drawn_where_the_view_says(tmp_path: Path, drawn: dict[str, 
 def test_what_the_model_never_saw_is_said_where_there_is_any(tmp_path: Path, drawn: dict[str, Any]) -> None:
     for photo, pale in ((PHOTO, True), (PHOTO.resize((40, 40)), False)):
         preprocess = PreprocessConfig(image_size=32, resize="shortest")
-        result = drawn["look"](loaded(tmp_path, preprocess=preprocess), photo)
+        result = drawn["look"](photo, loaded(tmp_path, preprocess=preprocess))
         assert ("never saw what is pale" in result.pictures[0].caption) == pale
         assert not any("squashed" in note for note in result.notes)
 
 
 def test_a_squashed_photo_is_said_to_be(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path, preprocess=PreprocessConfig(image_size=32, resize="squash"))
-    result = drawn["look"](model, PHOTO)
+    result = drawn["look"](PHOTO, model)
     assert any("squashed into the model's image of 32 x 32 pixels" in note for note in result.notes)
     assert "pale" not in result.pictures[0].caption
-    assert not any("squashed" in note for note in drawn["look"](model, PHOTO.resize((40, 40))).notes)
+    assert not any("squashed" in note for note in drawn["look"](PHOTO.resize((40, 40)), model).notes)
 
 
 def test_even_attention_is_marked_where_shares_are_shown(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def test_even_attention_is_marked_where_shares_are_shown(tmp_path: Path, drawn: 
         for block in model.model.blocks:
             block.attn.qkv.weight.zero_()
             block.attn.qkv.bias.zero_()
-    drawn["look"](model, PHOTO)
+    drawn["look"](PHOTO, model)
     for name in ("heads", "layers", "rollout", "patch-attention", "attribution", "patch-similarity"):
         (bar,) = (ax for ax in drawn[name].axes if ax.get_label() == "<colorbar>")
         marked = [tick for other in bar.child_axes for tick in other.get_xticks()]
@@ -161,7 +161,7 @@ def test_the_mean_distance_of_an_oblong_grid() -> None:
 
 def test_without_a_class_token_each_patch_gets_its_mean_share(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path, class_token=False, pooling="mean", num_registers=2, num_classes=0, image_size=(32, 48))
-    result = drawn["look"](model, PHOTO, layers=-1)
+    result = drawn["look"](PHOTO, model, layers=-1)
     image_CHW, view = model.preprocess(PHOTO)
     everything = attention(model, image_CHW[None], queries="all")
     rows_AQN = everything.weights[0, 0].numpy()
@@ -185,7 +185,7 @@ def test_without_a_class_token_each_patch_gets_its_mean_share(tmp_path: Path, dr
 def test_a_head_that_embeds_names_no_classes(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path)
     provenance = dataclasses.replace(model.provenance, origin="OpenCLIP")
-    result = drawn["look"](dataclasses.replace(model, provenance=provenance), PHOTO, patch=(0, 0))
+    result = drawn["look"](PHOTO, dataclasses.replace(model, provenance=provenance), patch=(0, 0))
     assert result.notes == (
         "This model's head gives an embedding and no classes, so there is no map of what spoke for one.",
     )
@@ -193,7 +193,7 @@ def test_a_head_that_embeds_names_no_classes(tmp_path: Path, drawn: dict[str, An
 
 
 def test_a_patch_that_was_asked_for_is_not_excused(tmp_path: Path, drawn: dict[str, Any]) -> None:
-    result = drawn["look"](loaded(tmp_path), PHOTO, patch=(0, 0))
+    result = drawn["look"](PHOTO, loaded(tmp_path), patch=(0, 0))
     assert result.notes == ()
     captions = {picture.name: picture.caption for picture in result.pictures}
     assert "row 0, column 0" in captions["patch-attention"]
@@ -201,7 +201,7 @@ def test_a_patch_that_was_asked_for_is_not_excused(tmp_path: Path, drawn: dict[s
 
 def test_the_likeliest_classes_are_named(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path, labels=["ant", "bee", "cat", "{dog}", "emu", "fox", "gnu"], num_classes=7)
-    result = drawn["look"](model, PHOTO)
+    result = drawn["look"](PHOTO, model)
     image_CHW, _ = model.preprocess(PHOTO)
     probabilities = model.model(image_CHW[None])[0].detach().softmax(0).tolist()
     order = sorted(range(7), key=lambda number: -probabilities[number])
@@ -210,13 +210,13 @@ def test_the_likeliest_classes_are_named(tmp_path: Path, drawn: dict[str, Any]) 
     best, words = order[0], lines[0]
     assert words in {picture.name: picture.caption for picture in result.pictures}["attribution"]
     assert titles(drawn["attribution"]) == ["photo", f"for {words}"]
-    drawn["look"](loaded(tmp_path, labels=list("鳥犬猫馬魚虎象"), num_classes=7), PHOTO)
+    drawn["look"](PHOTO, loaded(tmp_path, labels=list("鳥犬猫馬魚虎象"), num_classes=7))
     assert titles(drawn["attribution"]) == ["photo", f"for class {best}"], "no letters that the font lacks"
 
 
 @pytest.mark.parametrize("position", ["learned", "rope2d", "relative_bias", "none"])
 def test_positions_are_shown_where_there_are_any(tmp_path: Path, drawn: dict[str, Any], position: str) -> None:
-    result = drawn["look"](loaded(tmp_path, position=position), PHOTO)
+    result = drawn["look"](PHOTO, loaded(tmp_path, position=position))
     names = [picture.name for picture in result.pictures]
     assert ("position-similarity" in names) == (position != "none")
     assert any("no positions to compare" in note for note in result.notes) == (position == "none")
@@ -232,7 +232,7 @@ def test_outliers_are_framed_and_counted(
         return torch.arange(norms_LBN.shape[2] - num_prefix)[None] % 15 == 0
 
     monkeypatch.setattr(looking, "artifact_patches", corners)
-    result = drawn["look"](loaded(tmp_path), PHOTO)
+    result = drawn["look"](PHOTO, loaded(tmp_path))
     captions = {picture.name: picture.caption for picture in result.pictures}
     norms = drawn["token-norms"].axes[1]
     assert len(norms.patches) == 2 * 2, "two lines a frame"
@@ -251,15 +251,15 @@ def test_outliers_are_framed_and_counted(
 
 def test_a_large_photo_is_drawn_small_and_a_small_one_as_it_is(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path)
-    drawn["look"](model, Image.new("RGB", (3000, 1500)))
+    drawn["look"](Image.new("RGB", (3000, 1500)), model)
     assert drawn["patches"].axes[0].images[0].get_array().shape == (500, 1000, 3)
     assert maps(drawn["heads"])[0].shape == (250, 500)
-    drawn["look"](model, PHOTO)
+    drawn["look"](PHOTO, model)
     assert drawn["patches"].axes[0].images[0].get_array().shape == (40, 60, 3)
 
 
 def test_every_figure_has_a_caption_without_gaps(tmp_path: Path, drawn: dict[str, Any]) -> None:
-    result = drawn["look"](loaded(tmp_path), PHOTO)
+    result = drawn["look"](PHOTO, loaded(tmp_path))
     for picture in result.pictures:
         assert picture.title
         assert not set("{}") & set(picture.caption)
@@ -269,7 +269,7 @@ def test_every_figure_has_a_caption_without_gaps(tmp_path: Path, drawn: dict[str
 
 def test_what_came_with_the_model_is_said(tmp_path: Path, drawn: dict[str, Any]) -> None:
     save(tiny_vit(), tmp_path)
-    result = drawn["look"](load(tmp_path, num_classes=3), PHOTO, patch=(0, 0))
+    result = drawn["look"](PHOTO, load(tmp_path, num_classes=3), patch=(0, 0))
     assert result.notes == ("a fresh head of 3 classes in place of its 5 classes",)
 
 
@@ -277,7 +277,7 @@ def test_the_page_is_written_where_asked(tmp_path: Path, drawn: dict[str, Any]) 
     name = "<img src=x onerror=alert(1)>.png"
     PHOTO.save(tmp_path / name)
     heard: list[str] = []
-    result = drawn["look"](loaded(tmp_path / "model"), tmp_path / name, out=tmp_path / "out", tell=heard.append)
+    result = drawn["look"](tmp_path / name, loaded(tmp_path / "model"), out=tmp_path / "out", tell=heard.append)
     assert result.page == tmp_path / "out" / "index.html"
     page = result.page.read_text()
     assert "&lt;img src=x onerror=alert(1)&gt;.png" in page
@@ -288,20 +288,20 @@ def test_the_page_is_written_where_asked(tmp_path: Path, drawn: dict[str, Any]) 
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, out = loaded(tmp_path / "model"), tmp_path / "out"
     with pytest.raises(PatchlightError, match=r"patch \(4, 0\) lies outside the grid of 4 rows and 4 columns"):
-        look(model, PHOTO, patch=(4, 0), out=out)
+        look(PHOTO, model, patch=(4, 0), out=out)
     with pytest.raises(PatchlightError, match="does not fit a model of 3 blocks"):
-        look(model, PHOTO, layers=3, out=out)
+        look(PHOTO, model, layers=3, out=out)
     with pytest.raises(ImageError, match="missing"):
-        look(model, tmp_path / "absent.jpg", out=out)
+        look(tmp_path / "absent.jpg", model, out=out)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PatchlightError, match="pictures need matplotlib"):
-        look(model, PHOTO, out=out)
+        look(PHOTO, model, out=out)
     assert not out.exists()
 
 
 def test_every_other_figure_draws_its_function(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model = loaded(tmp_path, num_registers=2)
-    drawn["look"](model, PHOTO)
+    drawn["look"](PHOTO, model)
     image_CHW, view = model.preprocess(PHOTO)
     image_BCHW, patch_size = image_CHW[None], (8.0, 8.0)
     likeliest = int(model.model(image_BCHW).argmax())
@@ -325,7 +325,7 @@ def test_every_other_figure_draws_its_function(tmp_path: Path, drawn: dict[str, 
 def test_the_grid_lies_on_a_large_photo_as_on_a_small_one(tmp_path: Path, drawn: dict[str, Any]) -> None:
     model, lines = loaded(tmp_path), []
     for scale in (10, 100):  # the larger one is drawn at a thousand pixels
-        drawn["look"](model, PHOTO.resize((60 * scale, 40 * scale)))
+        drawn["look"](PHOTO.resize((60 * scale, 40 * scale)), model)
         across, _ = drawn["patches"].axes[0].collections[:2]
         width = drawn["patches"].axes[0].images[0].get_array().shape[1]
         lines.append([(segment[0, 0] + 0.5) / width for segment in across.get_segments()])

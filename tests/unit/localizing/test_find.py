@@ -169,7 +169,8 @@ def test_mistakes_are_named_before_photos_are_read() -> None:
         localize("nowhere.jpg", loaded, batch_size=0)
     with pytest.raises(PatchlightError, match=r"nowhere\.jpg"):
         localize("nowhere.jpg", loaded)
-    assert localize([], loaded) == []
+    with pytest.raises(PatchlightError, match="empty list"):
+        localize([], loaded)
 
 
 def test_decisions_come_with_the_boxes() -> None:

@@ -129,7 +129,7 @@ def test_positions(served: Served, loaded: pl.Loaded) -> None:
 
 
 def test_classes(served: Served, coffee: str, loaded: pl.Loaded, tiny_folder: Path) -> None:
-    said = pl.classify(loaded, DEMO / "coffee.png", 3)
+    said = pl.classify(DEMO / "coffee.png", loaded, 3)
     answer = served.json(f"/photos/{coffee}/classify", top=3)
     assert [share["label"] for share in answer["classes"]] == list(said.labels)
     assert [share["probability"] for share in answer["classes"]] == pytest.approx(said.probabilities, abs=1e-6)

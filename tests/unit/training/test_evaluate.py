@@ -331,7 +331,7 @@ def test_the_command_agrees_with_classify(
 ) -> None:
     loaded = pl.load("model")
     files = sorted((folder / "photos" / "test").glob("*/*.png"))
-    answers = {file: pl.classify(loaded, file, 5) for file in files}
+    answers = {file: pl.classify(file, loaded, 5) for file in files}
     right = [file for file, answer in answers.items() if answer.labels[0] == file.parent.name]
     among = [file for file, answer in answers.items() if file.parent.name in answer.labels]
 

@@ -175,7 +175,7 @@ def test_the_recipes_table_groups_every_class_of_the_default_model() -> None:
 def test_a_cat_is_an_animal_and_a_cup_is_none() -> None:
     loaded = pl.load("default")
     for photo, group in (("chelsea.png", "animal"), ("coffee.png", "thing")):
-        said = pl.classify(loaded, ROOT / "demo" / photo)
+        said = pl.classify(ROOT / "demo" / photo, loaded)
         assert said.named is not None
         assert said.named.group == group
         assert said.to_dict()["group"] == group

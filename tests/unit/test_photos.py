@@ -1,0 +1,127 @@
+"""Every function that takes photos takes them in every form, alone or in a list, and refuses all else in one line."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import patchlight as pl
+from models_at_random import tiny_vit
+from patchlight.config import PreprocessConfig
+from patchlight.looking import look
+from patchlight.weights.save import save
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+FORMS = ("path", "text", "bytes", "pillow", "array", "decoded")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> pl.Loaded:
+    preprocess = PreprocessConfig(image_size=32, crop_pct=0.875)
+    return pl.load(save(tiny_vit(num_classes=5), tmp_path_factory.mktemp("model"), preprocess=preprocess))
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path, content = tmp_path_factory.mktemp("photos") / "photo.png", io.BytesIO()
+    Image.fromarray(PHOTO).save(path)
+    Image.fromarray(PHOTO).save(content, "PNG")
+    pillow = Image.fromarray(PHOTO)
+    given = (path, str(path), content.getvalue(), pillow, PHOTO, pl.decode(pillow))
+    return dict(zip(FORMS, given, strict=True))
+
+
+def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
+    """What the function makes of a photo, as numbers."""
+    match name:
+        case "decode":
+            return torch.from_numpy(np.array(pl.decode(photo).image))
+        case "preprocess":
+            return loaded.preprocess(photo)[0]
+        case "classify":
+            return torch.tensor(pl.classify(photo, loaded).probabilities)
+        case "localize":
+            return pl.localize(photo, loaded).heat_hw
+        case "look":
+            return torch.tensor(len(look(photo, loaded).pictures))
+    raise AssertionError(name)
+
+
+OF_SEVERAL: dict[str, Callable[[Any, pl.Loaded], list[Any]]] = {
+    "classify": lambda photos, loaded: [torch.tensor(one.probabilities) for one in pl.classify(photos, loaded)],
+    "localize": lambda photos, loaded: [one.heat_hw for one in pl.localize(photos, loaded)],
+}
+ALL = ("decode", "preprocess", "classify", "localize")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_form_of_a_photo_gives_the_same(name: str, forms: dict[str, Any], loaded: pl.Loaded) -> None:
+    expected = of_one(name, PHOTO, loaded)
+    for form, photo in forms.items():
+        assert torch.equal(of_one(name, photo, loaded), expected), form
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_several_photos_give_a_list(name: str, forms: dict[str, Any], loaded: pl.Loaded) -> None:
+    expected = of_one(name, PHOTO, loaded)
+    for several in (list(forms.values()), tuple(forms.values()), iter(forms.values())):
+        found = OF_SEVERAL[name](several, loaded)
+        assert len(found) == len(forms)
+        for each in found:
+            torch.testing.assert_close(each, expected)
+
+
+def test_a_page_is_made_of_every_form(
+    forms: dict[str, Any], loaded: pl.Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchlight.looking._draw", lambda loaded, scene, blocks: iter(()))
+    facts = [[fact for fact in look(photo, loaded).facts if fact[0] != "time"] for photo in forms.values()]
+    assert all(each == facts[0] for each in facts)
+
+
+NO_PHOTOS: list[tuple[Any, str]] = [
+    (np.zeros((4, 4), np.uint8), r"\(height, width, 3\) uint8, not \(4, 4\) uint8"),
+    (np.zeros((4, 4, 4), np.uint8), r"not \(4, 4, 4\) uint8"),
+    (np.zeros((0, 4, 3), np.uint8), r"not \(0, 4, 3\) uint8"),
+    (np.zeros((4, 4, 3), np.float32), "float32; convert it"),
+    (np.zeros((3, 4, 5), np.uint8), r"transpose\(1, 2, 0\)"),
+    (np.zeros((2, 4, 5, 3), np.uint8), r"list\(array\)"),
+    (torch.zeros(3, 4, 4), "a photo is a path.* not Tensor"),
+    (None, "a photo is a path.* not NoneType"),
+    (3, "a photo is a path.* not int"),
+    ({"photo": PHOTO}, "a photo is a path.* not dict"),
+]
+
+
+@pytest.mark.parametrize("name", [*ALL, "look"])
+def test_what_is_no_photo_is_refused(name: str, loaded: pl.Loaded) -> None:
+    for photo, message in NO_PHOTOS:
+        with pytest.raises(pl.PatchlightError, match=message) as raised:
+            of_one(name, photo, loaded)
+        assert "\n" not in str(raised.value)
+    for photos in ([], [PHOTO, None]):
+        with pytest.raises(pl.PatchlightError, match="photo"):
+            of_one(name, photos, loaded)
+
+
+def test_the_remedies_help(loaded: pl.Loaded) -> None:
+    assert torch.equal(
+        of_one("preprocess", PHOTO.transpose(2, 0, 1).transpose(1, 2, 0), loaded),
+        of_one("preprocess", PHOTO, loaded),
+    )
+    assert len(pl.classify(list(np.stack([PHOTO, PHOTO])), loaded)) == 2
+
+
+def test_photos_come_first(tmp_path: Path, loaded: pl.Loaded) -> None:
+    for function in (pl.classify, pl.localize):
+        with pytest.raises(pl.PatchlightError, match="photos come first, and then the model"):
+            function(loaded, PHOTO)  # type: ignore[call-overload]
+    with pytest.raises(pl.PatchlightError, match="model is a name, a path, or what load gave, not int"):
+        pl.classify(PHOTO, 3)  # type: ignore[call-overload]
+    save(loaded, tmp_path / "model")
+    assert pl.classify(PHOTO, tmp_path / "model") == pl.classify(PHOTO, loaded)
