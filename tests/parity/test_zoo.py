@@ -1,0 +1,49 @@
+"""benchmarks/zoo.py, which loads every model of other libraries: that it sees what is wrong."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import oracles
+
+_SPEC = importlib.util.spec_from_file_location("zoo", Path(__file__).parents[2] / "benchmarks" / "zoo.py")
+assert _SPEC is not None
+assert _SPEC.loader is not None
+zoo = importlib.util.module_from_spec(_SPEC)
+sys.modules["zoo"] = zoo  # where its dataclasses look for themselves
+_SPEC.loader.exec_module(zoo)
+
+
+def test_each_family_is_equal_and_others_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    oracles.timm()
+    names = ["vit_tiny_patch16_224", "xcit_nano_12_p16_224", "resnet18"]
+    assert zoo.main(["--only", *names, "--origin", "timm-folder", "timm-file"]) == 0
+    table = capsys.readouterr().out
+    assert "timm-folder   ViT                                1         0         0         0         0" in table
+    assert "timm-file     others                             0         2         0         0         0" in table
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm_eps": 1e-5}, {"mlp": "quick_gelu"}, {"mlp": "gelu_tanh"}, {"num_heads": 6}, {"pooling": "mean"}],
+    ids=str,
+)
+def test_what_is_computed_otherwise_is_seen(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    oracles.timm()
+    real = zoo.pl.load
+    monkeypatch.setattr(zoo.pl, "load", lambda source: real(source, **changes))
+    [outcome] = zoo.try_timm("vit_tiny_patch16_224", ["timm-folder"], zoo.Options())
+    assert (outcome.result, outcome.difference > zoo.TOLERANCE) == ("wrong", True), outcome
+    assert "differ by" in outcome.said
+
+
+def test_no_parameter_keeps_its_first_value() -> None:
+    model = oracles.timm().create_model("convnextv2_atto", depths=(1, 1, 1, 1))
+    zoo.redraw(model)
+    constant = [name for name, value in model.named_parameters() if value.numel() > 1 and value.std() < 1e-3]
+    assert not constant
+    assert all(torch.isfinite(value).all() for value in model.parameters())
