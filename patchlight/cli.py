@@ -15,7 +15,8 @@ from patchlight.commands.evaluate import evaluate
 from patchlight.commands.models import costs, inspect, models
 from patchlight.commands.photos import classify, look, serve
 from patchlight.commands.recipes import recipes
-from patchlight.commands.train import finetune, publish, train
+from patchlight.commands.share import install_default, push_to_hub
+from patchlight.commands.train import finetune, train
 from patchlight.errors import PatchlightError
 from patchlight.signals import Stopped, interrupt_once
 
@@ -56,7 +57,21 @@ def patchlight(
 
 
 # In the order of the help.
-for command in (costs, inspect, models, classify, crop, serve, look, recipes, train, finetune, publish, evaluate):
+for command in (
+    costs,
+    inspect,
+    models,
+    classify,
+    crop,
+    serve,
+    look,
+    recipes,
+    train,
+    finetune,
+    evaluate,
+    install_default,
+    push_to_hub,
+):
     app.command(cls=_Command)(command)
 
 

@@ -2,7 +2,7 @@
 
     python recipes/gather_default_photos.py data/default --shared ../shared/data
     patchlight train recipes/default.py --out runs/default
-    patchlight publish runs/default --as default
+    patchlight install-default runs/default
     python benchmarks/localize.py default --calibrate --write
 
 192 wide, 12 deep, patches of 8 pixels at 128 x 128, a class token and 4 registers: 5.5 million weights. Its class token

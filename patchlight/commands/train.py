@@ -167,17 +167,3 @@ def _learnt_without_labels(out: Path) -> str:
         words.append(f"{last['explained']:.1%} of what was hidden explained")
     judge = f"patchlight evaluate {shlex.quote(str(out))} LABELLED --knn"
     return f"{', '.join(words)}; `{judge}` judges its features by photos with labels"
-
-
-def publish(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    name: Annotated[str, typer.Option("--as", help="What `load` is to call it; `default` is the package's own.")],
-    groups: Annotated[Path | None, typer.Option(help="A CSV (label,group), in place of the run's data.groups.")] = None,
-) -> None:
-    """Make a run's model the one inside the package, which every command uses where none is named."""
-    from patchlight.training.publish import put_into_package
-
-    if name != "default":
-        raise PatchlightError(f"--as {name}: the package holds one model, `default`; others are loaded by their folder")
-    folder = put_into_package(run, groups=groups, tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
-    typer.echo(folder)

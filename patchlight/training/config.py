@@ -128,7 +128,7 @@ class TrainConfig(JsonConfig):
     batch_size: int = 512
     accumulate: int = 1
     label_smoothing: float = 0.1
-    # Weights averaged over steps with this decay are evaluated and published, where given.
+    # Weights averaged over steps with this decay are evaluated and saved, where given.
     ema: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
@@ -158,7 +158,7 @@ class TrainConfig(JsonConfig):
             f"trainable_blocks={self.trainable_blocks}: the model has {self.model.depth} blocks; take at most "
             "these, or None, which lets all that lies before them learn, too",
         )
-        require(self.ema is None or self.dino is None, "dino publishes its teacher, an average already; set ema=None")
+        require(self.ema is None or self.dino is None, "dino saves its teacher, an average already; set ema=None")
         ways = [name for name in WAYS if getattr(self, name) is not None]
         require(len(ways) < 2, f"a run learns in one way; drop one of {' and '.join(ways)}")
         require(

@@ -7,7 +7,7 @@ take the features from memory.
 The head learns from features that are moved and scaled to lie around 0, at a distance of 1 in each number on average.
 What all photos have in common would else be a large part of every gradient, and a head of few photos names by it: of 20
 photos each of birds, deer and pets, 85.9 % of others are named right in place of 81.6 % (benchmarks/few_photos.py). In
-the model that is published this is part of the head's own weights.
+the model that is saved this is part of the head's own weights.
 
 Shapes: N photos, V variations of each, D numbers in a feature.
 """

@@ -116,17 +116,17 @@ class Learner(nn.Module):
         """After a line of metrics was written: raises `PatchlightError` where there is no point in going on."""
 
     def shown(self) -> Model:
-        """The model that is judged and published, where no average of the weights is kept."""
+        """The model that is judged and saved, where no average of the weights is kept."""
         return self.vit
 
     def finish(self, shown: Model) -> None:
-        """Whatever else makes it the model that is judged and published, in place."""
+        """Whatever else makes it the model that is judged and saved, in place."""
 
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Result:
         """How good the shown model is on photos that it did not learn from."""
         raise NotImplementedError
 
-    def published_with(self) -> dict[str, Any]:
+    def saved_with(self) -> dict[str, Any]:
         """What else `save` is told of the model."""
         return {}
 

@@ -27,11 +27,11 @@ from patchlight.training.config import TrainConfig
 from patchlight.training.data import Batch, Dataset
 from patchlight.training.evaluate import NoNumbersError
 from patchlight.training.features import FeatureEvaluation, judge_features
+from patchlight.training.finished import save_finished
 from patchlight.training.learner import Learner, Result
 from patchlight.training.objective import Teacher, check_teacher, loaded_teacher
 from patchlight.training.optim import WeightAverage, learning_rate, make_optimizer
 from patchlight.training.processes import FailedElsewhereError, Processes, find_processes
-from patchlight.training.publish import publish
 from patchlight.training.run_folder import RunFolder
 from patchlight.training.setup import (
     check_classes,
@@ -198,7 +198,7 @@ def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
     return Stopped(line, signal_number)
 
 
-_AFTER_THE_LAST = "{}: stopped after the last step; the same command with --resume judges and publishes the model"
+_AFTER_THE_LAST = "{}: stopped after the last step; the same command with --resume judges and saves the model"
 
 
 @contextlib.contextmanager
@@ -401,7 +401,7 @@ def _evaluate(run: _Run, state: _LoopState, done: int) -> None:
 
 
 def _shown(run: _Run) -> Model:
-    """The model as it is to be judged and published: the average, where there is one."""
+    """The model as it is to be judged and saved: the average, where there is one."""
     average = run.update.average
     shown = fresh_model(run.config.model).to(run.processes.device).eval()
     shown.load_state_dict(
@@ -445,7 +445,7 @@ def _save(run: _Run, state: _LoopState, step: int) -> None:
 
 
 def _finish(run: _Run, state: _LoopState) -> Result:
-    """Judge the model and publish it."""
+    """Judge the model and save it."""
     folder, steps = run.folder, run.steps
     shown = _shown(run)  # by all processes together, where each holds a part
     with _stoppable(run.processes, run.asked, _AFTER_THE_LAST.format(folder.path)):
@@ -462,7 +462,7 @@ def _finish(run: _Run, state: _LoopState) -> Result:
                 folder.replace(name, content)
             notes = [*run.notes, *notes]
             hardware = run.processes.hardware()
-            publish(folder, run.learner, shown.cpu(), run.training, result, seconds, hardware, notes, run.groups)
+            save_finished(folder, run.learner, shown.cpu(), run.training, result, seconds, hardware, notes, run.groups)
     return result
 
 

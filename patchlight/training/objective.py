@@ -63,7 +63,7 @@ class Classification(Learner):
         distilled = distillation_loss(distilled_BK.float(), taught_BK, self.config.distill)
         return (1 - self.config.distill.share) * told + self.config.distill.share * distilled
 
-    def published_with(self) -> dict[str, Any]:
+    def saved_with(self) -> dict[str, Any]:
         return {} if self.subject is None else {"subject": self.subject}
 
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> Evaluation:

@@ -129,7 +129,7 @@ class FindSubject(Learner):
     def subject_heat(self) -> SubjectHeat:
         return SubjectHeat(scale=self.log_scale.exp().item(), bias=self.bias.item())
 
-    def published_with(self) -> dict[str, Any]:
+    def saved_with(self) -> dict[str, Any]:
         return {"subject": self.subject_heat()}
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:

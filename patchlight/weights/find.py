@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
-from patchlight.weights.fetch import fetch
+from patchlight.weights.hub import fetch
 from patchlight.weights.read import CheckpointError, read_json
 
 ASSETS = Path(__file__).parent.parent / "assets"

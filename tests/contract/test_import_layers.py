@@ -21,10 +21,10 @@ LAYERS = [
 # library: the one place, or the two, that may import it
 WALLS: dict[str, str | tuple[str, ...]] = {
     "matplotlib": "explain/plot.py",
-    "huggingface_hub": "weights/fetch.py",
-    "requests": "weights/fetch.py",
-    "urllib": "weights/fetch.py",
-    "httpx": "weights/fetch.py",
+    "huggingface_hub": "weights/hub.py",
+    "requests": "weights/hub.py",
+    "urllib": "weights/hub.py",
+    "httpx": "weights/hub.py",
     "fastapi": "serve/",
     "starlette": "serve/",
     "uvicorn": "serve/",

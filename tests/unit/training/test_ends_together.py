@@ -30,7 +30,7 @@ from patchlight.training.processes import FailedElsewhereError
 
 what, rank = sys.argv[1], int(os.environ["RANK"])
 Path(f"{rank}.pid").write_text(str(os.getpid()))
-prepare, publish, shown, check = Classification.prepare, loop.publish, loop._shown, loop.check_photos
+prepare, save, shown, check = Classification.prepare, loop.save_finished, loop._shown, loop.check_photos
 calls = 0
 
 def prepare_otherwise(self, batch, *, cropped):
@@ -42,13 +42,13 @@ def prepare_otherwise(self, batch, *, cropped):
         raise PatchlightError("gone.png: missing")
     return prepare(self, batch, cropped=cropped)
 
-def publish_otherwise(*given):
+def save_otherwise(*given):
     for other in "10":  # the own one last, since it ends this
         os.kill(int(Path(f"{other}.pid").read_text()), signal.SIGINT)
-    return publish(*given)
+    return save(*given)
 
 def shown_late(run):
-    if rank == 1:  # the other is ahead of it, and publishes
+    if rank == 1:  # the other is ahead of it, and saves
         time.sleep(3)
     return shown(run)
 
@@ -61,7 +61,7 @@ Classification.prepare = prepare_otherwise
 if what == "stop one at the beginning":
     loop.check_photos = check_otherwise
 if what == "stop all at the end":
-    loop.publish, loop._shown = publish_otherwise, shown_late
+    loop.save_finished, loop._shown = save_otherwise, shown_late
 try:
     loop.train(TrainConfig.from_json(Path("config.json").read_text()), "run")
     end = "done"
@@ -115,8 +115,8 @@ def test_a_photo_that_one_of_them_cannot_read_ends_both(learning: int, photos: P
     assert run(config, "unreadable", tmp_path) == {"0 quiet", "1 gone.png: missing"}
 
 
-def test_a_stop_while_the_first_of_them_publishes_stops_both(photos: Path, tmp_path: Path) -> None:
-    line = "2: run: stopped after the last step; the same command with --resume judges and publishes the model"
+def test_a_stop_while_the_first_of_them_saves_stops_both(photos: Path, tmp_path: Path) -> None:
+    line = "2: run: stopped after the last step; the same command with --resume judges and saves the model"
     found = run(settings(photos, tmp_path), "stop all at the end", tmp_path)
     assert found == {f"0 {line}", f"1 {line}"}
 

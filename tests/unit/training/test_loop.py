@@ -29,9 +29,9 @@ from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.training.evaluate import evaluate_photos
 from patchlight.training.features import evaluate_features
+from patchlight.training.finished import install_default
 from patchlight.training.loop import train
 from patchlight.training.objective import Classification, distillation_loss
-from patchlight.training.publish import put_into_package
 from patchlight.weights.load import load
 from patchlight.weights.save import save
 
@@ -415,7 +415,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> None:
+def test_a_run_saves_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> None:
     table = tmp_path / "groups.csv"
     table.write_text("label,group\nred,warm/fire\n*e*,cold\n")
     config = settings(photos, epochs=0.3, **{"data.groups": str(table)})
@@ -426,7 +426,7 @@ def test_a_run_publishes_the_groups_of_its_classes(photos: Path, tmp_path: Path)
     assert groups is not None
     assert dict(zip(groups.labels, groups.paths, strict=True)) == {"blue": "cold", "green": "cold", "red": "warm/fire"}
     table.write_text("label,group\nred,hot\n")
-    put_into_package(tmp_path / "run", tmp_path / "assets", groups=table, tell=told.append)
+    install_default(tmp_path / "run", tmp_path / "assets", groups=table, tell=told.append)
     assert f"{table}: no row fits 'blue', 'green' of the 3 classes, so they are unknown" in told
     groups = load(tmp_path / "assets" / "default").groups
     assert groups is not None

@@ -322,8 +322,8 @@ def test_what_compiles_does_not_hear_ctrl_c(
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        (where, "stopped after the last step; the same command with --resume judges and publishes the model")
-        for where in ("write_checkpoint", "_judge", "publish")
+        (where, "stopped after the last step; the same command with --resume judges and saves the model")
+        for where in ("write_checkpoint", "_judge", "save_finished")
     ],
 )
 def test_a_stop_after_the_last_step_says_how_to_go_on(

@@ -152,7 +152,7 @@ def test_stopped_and_resumed_is_never_stopped(
     [
         ({"model.num_classes": 3}, "dino learns without labels; set model.num_classes=0"),
         ({"mae.mask_share": 0.5}, "a run learns in one way; drop one of dino and mae"),
-        ({"ema": 0.9}, "dino publishes its teacher, an average already; set ema=None"),
+        ({"ema": 0.9}, "dino saves its teacher, an average already; set ema=None"),
         ({"batch_size": 4}, r"'sinkhorn' evens answers out within 4 photos.*raise batch_size to 8 or more"),
         ({"augment.mix": 0.5, "augment.mixup": 0.5, "batch_size": 8}, r"augment\.mix=0\.5 mixes labels"),
     ],

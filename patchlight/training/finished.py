@@ -18,7 +18,7 @@ from patchlight.weights.read import check_finite
 from patchlight.weights.save import save
 
 
-def publish(
+def save_finished(
     folder: RunFolder,
     learner: Learner,
     model: Model,
@@ -31,7 +31,7 @@ def publish(
 ) -> None:
     config = learner.config
     labels = training.classes if config.labelled else None
-    extras = learner.published_with()
+    extras = learner.saved_with()
     try:
         save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
     except PatchlightError as error:
@@ -48,7 +48,7 @@ def publish(
     folder.replace("curves.png", curves)
 
 
-def put_into_package(
+def install_default(
     run: str | Path,
     assets: Path = ASSETS,
     groups: str | Path | None = None,

@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub: the one place that touches the network."""
+"""Checkpoints from the Hugging Face hub, and to it: the one place that touches the network."""
 
 from pathlib import Path
 
@@ -51,3 +51,27 @@ def fetch(name: str, revision: str | None = None) -> Path:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{at}: the hub could not be asked ({reason})") from None
     return folder
+
+
+def upload(folder: Path, name: str, *, private: bool = False) -> str:
+    """Everything in the folder to the repository OWNER/NAME, in one commit; the repository's address."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    if name.count("/") != 1:
+        raise CheckpointError(f"{name}: not a name on the hub; write OWNER/NAME")
+    api = HfApi()
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model of Patchlight")
+    except HFValidationError:
+        raise CheckpointError(f"{name}: not a name on the hub; write OWNER/NAME") from None
+    except LocalTokenNotFoundError:
+        raise CheckpointError(f"{name}: the hub does not know you; `hf auth login` first") from None
+    except Exception as error:  # the client's own kind for a network that is not there differs by its version
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise CheckpointError(
+                f"{name}: the hub does not let you write there; `hf auth login` with a token that may write"
+            ) from None
+        raise CheckpointError(f"{name}: could not be uploaded ({' '.join(str(error).split())[:200]})") from None
+    return str(address)

@@ -1,0 +1,31 @@
+"""What becomes of a model: `install-default`, `push-to-hub`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def install_default(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    groups: Annotated[Path | None, typer.Option(help="A CSV (label,group), in place of the run's data.groups.")] = None,
+) -> None:
+    """Make a run's model the one inside the package, which every command uses where none is named."""
+    from patchlight.training.finished import install_default
+
+    folder = install_default(run, groups=groups, tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
+    typer.echo(folder)
+
+
+def push_to_hub(
+    model: Annotated[str, typer.Argument(help="What `inspect` takes; such as the folder of a finished run.")],
+    name: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub; made where it is not there yet.")],
+    layout: Annotated[
+        Literal["patchlight", "timm", "transformers"], typer.Option(help="Whose loader reads it, beside ours.")
+    ] = "patchlight",
+    private: Annotated[bool, typer.Option("--private", help="Only you and your team see it.")] = False,
+) -> None:
+    """Upload a model to the Hugging Face hub, with its preprocessing, labels and card."""
+    from patchlight.weights.push import push
+
+    typer.echo(push(model, name, layout=layout, private=private))
