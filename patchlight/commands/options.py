@@ -1,7 +1,7 @@
 """Options that several commands have, and how their values are read."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,10 @@ from patchlight.families import check_names_of_any
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the model; repeatable.")
+]
+Weights = Annotated[
+    Literal["model", "ema"] | None,
+    typer.Option(help="Which of a checkpoint that has both: as trained, or averaged (as if left out)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from patchlight.commands.options import AsJson, Settings, parse_numbers, parse_settings, parse_size, usual_device
+from patchlight.commands.options import (
+    AsJson,
+    Settings,
+    Weights,
+    parse_numbers,
+    parse_settings,
+    parse_size,
+    usual_device,
+)
 from patchlight.errors import PatchlightError
 
 
@@ -15,6 +23,7 @@ def classify(
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     settings: Settings = None,
+    weights: Weights = None,
     as_json: AsJson = False,
 ) -> None:
     """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
@@ -24,7 +33,7 @@ def classify(
     from patchlight.images.decode import ImageError
     from patchlight.weights.load import load
 
-    loaded = load(model, **changes)
+    loaded = load(model, weights=weights, **changes)
     failed = 0
     for photo in photos:
         try:
@@ -55,6 +64,7 @@ def look(
     ] = None,
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
     settings: Settings = None,
+    weights: Weights = None,
 ) -> None:
     """One page with pictures of what a model did with a photo: its attention, features and positions."""
     changes = parse_settings(settings or [])
@@ -70,7 +80,7 @@ def look(
     from patchlight.weights.load import load
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
-        loaded = load(model, **changes)
+        loaded = load(model, weights=weights, **changes)
         folder = Path(f"look-{Path(photo).stem}{_by(model)}") if out is None else out
         look_at(
             photo,

@@ -6,6 +6,7 @@ checkpoint, the catalogue, and the convention of its origin; `why` records which
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ ORIGINS: tuple[Origin, ...] = (*convert_swin.ORIGINS, *convert_convnext.ORIGINS,
 
 # Where a checkpoint holds several encoders, the better one by its authors' account comes first.
 PREFERENCE = ("teacher", "ema", "model", "backbone", "student")
+
+# What stands around weights that are a moving average of those that were trained: model_ema, teacher.backbone, ...
+AVERAGED = re.compile(r"(?<![a-z])(teacher|ema|averaged|swa)(?![a-z])")
 
 # Heads are 64 wide, except in the giants.
 HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
@@ -46,6 +50,8 @@ class Recognised:
     """Their shapes, which stay when `convert` takes the tensors."""
     beside: list[str]
     """Keys of everything else in the file."""
+    choice: str | None = None
+    """Where the file holds both trained and averaged weights: which these are, and how to get the others."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,12 @@ class Reading:
     why: dict[str, str]
 
 
-def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
-    """Find the encoder, whatever wrappers (DDP, compile, Lightning, EMA, teacher and student) stand around it."""
+def recognise(tensors: Mapping[str, Tensor], source: str, weights: str | None = None) -> Recognised:
+    """Find the encoder, whatever wrappers (DDP, compile, Lightning, EMA, teacher and student) stand around it.
+
+    Of trained weights ("model") and their moving average ("ema") `weights` says which to take; None takes the average
+    where there is one.
+    """
     for origin in ORIGINS:
         first = origin.marks[0]
         prefixes = [key.removesuffix(first) for key in tensors if key.endswith(first)]
@@ -65,7 +75,7 @@ def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
         prefixes = [prefix for prefix in prefixes if prefix == "" or prefix[-1] in "./"]
         if not prefixes:
             continue
-        prefix = min(prefixes, key=_rank)
+        prefix, choice = _choose(prefixes, weights, source)
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         parent = prefix.removesuffix(prefix.split(".")[-2] + ".") if prefix.count(".") else ""
         outside = [key for key in tensors if not key.startswith(prefix)]
@@ -73,10 +83,27 @@ def recognise(tensors: Mapping[str, Tensor], source: str) -> Recognised:
         state |= {key.removeprefix(parent): tensors[key] for key in heads}
         beside = [key for key in outside if key not in heads]
         shapes = {key: tuple(value.shape) for key, value in state.items()}
-        return Recognised(origin, prefix, state, shapes, beside)
+        return Recognised(origin, prefix, state, shapes, beside, choice)
     known = ", ".join(dict.fromkeys(origin.name for origin in VIT_ORIGINS)) + "; also Swin, ConvNeXt"
     names = ", ".join(sorted(tensors)[:3]) + (", ..." if len(tensors) > 3 else "")
     raise CheckpointError(f"{source}: no ViT that we know is in it (tensors: {names or 'none'}; known: {known})")
+
+
+def _choose(prefixes: list[str], weights: str | None, source: str) -> tuple[str, str | None]:
+    """The encoder to take, by what stands before its names, and what to say where both kinds of weights are there."""
+    of_kind: dict[str, list[str]] = {"model": [], "ema": []}
+    for prefix in sorted(prefixes, key=_rank):
+        of_kind["ema" if AVERAGED.search(prefix.lower()) else "model"].append(prefix)
+    if weights is not None and not of_kind[weights]:
+        lies = f"below {min(prefixes, key=_rank)!r}" if min(prefixes, key=_rank) else "at its top"
+        missing = "no averaged weights are" if weights == "ema" else "nothing but averaged weights is"
+        raise CheckpointError(f"{source}: weights={weights!r}: {missing} in it ({lies}); leave weights= out")
+    best = min(of_kind[weights] if weights else prefixes, key=_rank)
+    if not (of_kind["model"] and of_kind["ema"]):
+        return best, None
+    taken, other = ("ema", "model") if best in of_kind["ema"] else ("model", "ema")
+    called = {"ema": "averaged (EMA)", "model": "trained"}
+    return best, f"took the {called[taken]} weights; weights={other!r} takes the {called[other]} ones beside them"
 
 
 def _rank(prefix: str) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ def load(
     device: str | torch.device = "cpu",
     revision: str | None = None,
     preprocess: PreprocessConfig | None = None,
+    weights: Literal["model", "ema"] | None = None,
     **overrides: Any,
 ) -> Loaded:
     """The model in a checkpoint, in eval mode.
@@ -101,15 +102,16 @@ def load(
     tell, such as `num_heads=3`; `num_classes=` puts a fresh head in place of another, `image_size=` (in a Swin,
     `window_size=`) resamples the positions for good, and `patch_size=` resizes a ViT's patch projection too, so that
     the same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless `strict=False`, which says in
-    `notes` what is missing.
+    `notes` what is missing. `weights` chooses where a checkpoint holds the trained weights ("model") and a moving
+    average of them ("ema", a teacher); None takes the average, and says so in `notes`.
     """
     check_names_of_any(overrides)
-    _check_arguments(source, dtype, device, preprocess)
+    _check_arguments(source, dtype, device, preprocess, weights)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
     refuse_others([], found.config, str(source))
     try:
-        encoder = recognise(tensors, str(source))
+        encoder = recognise(tensors, str(source), weights)
     except CheckpointError as error:
         refuse_others(tensors, {}, str(source))
         called = name_in(found.config)
@@ -119,7 +121,7 @@ def load(
     check_names(CONFIGS[encoder.origin.architecture], overrides)
     with _naming(str(source), "a tensor is not what its name promises"):
         state, left_out = convert(encoder.state, encoder.origin)
-    _check_finite(state, found.weights, str(source))
+    _check_finite(state, found.weights, str(source), weights)
     with _naming(str(source), "its config.json has a value that cannot be"):
         reading = read_own_config(state, encoder, found, overrides)
         own_preprocess = own_preprocess_of(found, asked=preprocess is not None)
@@ -169,7 +171,7 @@ def load_or_given(model: object, device: str | torch.device | None = None) -> Lo
     return model
 
 
-def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> None:
+def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any, weights: Any) -> None:
     """Name a mistake in the call before any file is opened."""
     if not isinstance(source, str | Path) or not str(source):
         raise CheckpointError(f"{source!r} is no source; give a path, a catalogue name, or hf:owner/name")
@@ -177,6 +179,8 @@ def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> N
         raise CheckpointError(f"dtype={dtype!r} is not a floating-point type such as torch.bfloat16")
     if preprocess is not None and not isinstance(preprocess, PreprocessConfig):
         raise CheckpointError(f"preprocess is a {type(preprocess).__name__}; give a PreprocessConfig")
+    if weights not in (None, "model", "ema"):
+        raise CheckpointError(f"weights={weights!r} should be 'model' (as trained) or 'ema' (their moving average)")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError):
@@ -185,12 +189,12 @@ def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any) -> N
         raise CheckpointError(f"device={device!r} is not here; use cpu{others}") from None
 
 
-def _check_finite(state: State, weights: Path, source: str) -> None:
+def _check_finite(state: State, file: Path, source: str, weights: str | None) -> None:
     """Refuse NaN and infinity, after the parts were joined and freed; by the name that the tensor has in the file."""
     try:
         check_finite(state, source)
     except CheckpointError:
-        check_finite(recognise(read_checkpoint(weights), source).state, source)
+        check_finite(recognise(read_checkpoint(file), source, weights).state, source)
         raise
 
 
@@ -212,6 +216,8 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
     notes = [f"left out {meaning} ({_count(keys)})" for meaning, keys in left_out.items()]
     if encoder.prefix:
         notes.append(f"took the encoder below {encoder.prefix!r}")
+    if encoder.choice:
+        notes.append(encoder.choice)
     if encoder.beside:
         notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
     for name in ("num_heads", "mlp", "norm_eps", "final_norm_eps", "position", "rope_coordinates", "pooling"):

@@ -5,15 +5,17 @@ and NumPy's npz (the original JAX checkpoints). Whatever is wrong with a file is
 """
 
 import argparse
+import io
 import json
 import math
 import pickle
+import pickletools
 import re
 import stat
 import sys
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,23 @@ TYPES = {
 
 # Queries, keys and values, and the inputs of a gated MLP, under the names of those who keep them apart.
 JOINED_PARTS = re.compile(r"\.(query|key|value|[qkv]_proj|gate_proj|up_proj|w1|w2)\.(weight|bias)$")
+
+
+class _NotWeights:
+    """Stands for what a pickle holds beside its tensors; it takes whatever that is made of, and runs none of it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+# What training scripts put beside the weights: their command line, and NumPy's numbers (`"best": np.float64(81.2)`).
+_BESIDE_WEIGHTS: list[Any] = [
+    argparse.Namespace,
+    *((_NotWeights, f"numpy.{name}") for name in ("dtype", "core.multiarray.scalar", "_core.multiarray.scalar")),
+]
 
 
 class CheckpointError(PatchlightError):
@@ -166,9 +185,8 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: {_what_it_is(start) or 'neither safetensors, nor torch, nor npz'}")
     _check_calls(path, is_zip)
     try:
-        # A namespace of command-line arguments is what many training scripts put beside the weights; it runs no code.
         # Mapped, a storage can never be longer than the file; read, it is as long as the pickle says, memory or not.
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+        with torch.serialization.safe_globals(_BESIDE_WEIGHTS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch has to say about old files and other pickles is not our advice
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
@@ -197,18 +215,69 @@ def _check_calls(path: Path, is_zip: bool) -> None:
                 pickles = [entry for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
                 if sum(entry.file_size for entry in pickles) > MAX_JSON_BYTES:
                     raise CheckpointError(f"{path}: its pickle is too long for a checkpoint; refused")
-                content = b"".join(archive.read(entry) for entry in pickles)
+                contents = [archive.read(entry) for entry in pickles]
         except CheckpointError:
             raise
         except Exception as error:  # zipfile raises whatever its parts raise
             raise CheckpointError(f"{path}: a damaged archive ({_one_line(error)}); fetch it again") from None
     else:  # the pickles come first, and are short beside the storages
         with path.open("rb") as file:
-            content = file.read(MAX_JSON_BYTES)
-    for call in (b"bytearray", b"_codecs\nencode"):
-        if call + b"\n" in content:
-            what = call.decode().replace("\n", ".")
-            raise CheckpointError(f"{path}: refused, it wants to call {what}; ask its author for a safetensors file")
+            contents = [file.read(MAX_JSON_BYTES)]
+    for content in contents:
+        for call in ("bytearray", "_codecs.encode"):
+            if call.replace(".", "\n").encode() + b"\n" not in content:
+                continue
+            if call == "bytearray" or not _only_spells_bytes(content, 1 if is_zip else _PICKLES_OF_OLD_FILES):
+                raise CheckpointError(
+                    f"{path}: refused, it wants to call {call}; ask its author for a safetensors file"
+                )
+
+
+_PICKLES_OF_OLD_FILES = 5  # a magic number, a version, the machine, the content, the storages' names
+
+
+def _only_spells_bytes(content: bytes, pickles: int) -> bool:
+    """Whether `_codecs.encode` is only there as pickle writes bytes: called at once, with a text that stands right
+    there (or one letter from further up) and 'latin1'. So it makes no more bytes than the file has.
+    """
+    texts: dict[Any, str] = {}  # by their numbers in the pickle's memory
+    encode: set[Any] = set()  # the numbers under which the pickle remembers it
+    expected: list[str] = []  # what has to follow a call that has begun
+    begins, text = False, None  # whether the last thing on the stack is `encode`, or a text
+    for name, argument in _operations(content, pickles):
+        if name in ("BINPUT", "LONG_BINPUT"):
+            encode.discard(argument)
+            texts.pop(argument, None)
+            if begins:
+                encode.add(argument)
+            elif text is not None:
+                texts[argument] = text
+            continue
+        begins = (name, argument) == ("GLOBAL", "_codecs encode")
+        text = argument if name == "BINUNICODE" else None
+        if name in ("BINGET", "LONG_BINGET"):
+            begins, text = argument in encode, texts.get(argument)
+        wanted, *expected = expected or [""]
+        fits = {
+            "": True,
+            "a text": text is not None and (name == "BINUNICODE" or len(text) <= 1),
+            "latin1": text == "latin1",
+        }
+        if not fits.get(wanted, name == wanted):
+            return False
+        if begins:
+            expected = ["a text", "latin1", "TUPLE2", "REDUCE"]
+    return not expected
+
+
+def _operations(content: bytes, pickles: int) -> Iterator[tuple[str, Any]]:
+    stream = io.BytesIO(content)
+    for _ in range(pickles):
+        try:
+            for operation, argument, _ in pickletools.genops(stream):
+                yield operation.name, argument
+        except ValueError:  # it is damaged, as torch's reader will say
+            return
 
 
 def _flatten(content: Any, path: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import re
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from models_at_random import randomize, tiny_vit
 from patchlight.weights.convert import TIMM, convert_to
 from patchlight.weights.load import Loaded, load
-from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint, read_json
+from patchlight.weights.read import CheckpointError, _only_spells_bytes, check_finite, read_checkpoint, read_json
 
 State = dict[str, Tensor]
 
@@ -116,6 +117,30 @@ def test_average_is_taken_before_the_raw_model_and_said(better: str, other: str,
     notes = " ".join(loaded.notes)
     assert f"'{better}.'" in notes
     assert f"{other}." in notes  # and what was left out
+    assert "took the averaged (EMA) weights; weights='model' takes the trained ones beside them" in loaded.notes
+    assert_equal_to_the_clean_load(load(tmp_path / "x.pt", num_heads=2, weights="ema"))
+    trained = load(tmp_path / "x.pt", num_heads=2, weights="model")
+    assert "took the trained weights; weights='ema' takes the averaged (EMA) ones beside them" in trained.notes
+    torch.save(timm_state(seed=1), tmp_path / "trained.pt")
+    expected = load(tmp_path / "trained.pt", num_heads=2).model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in trained.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "weights", "said"),
+    [
+        ("", "ema", "no averaged weights are in it (at its top); leave weights= out"),
+        ("model.", "ema", "no averaged weights are in it (below 'model.')"),
+        ("schema.", "ema", "no averaged weights are in it (below 'schema.')"),
+        ("model_ema.", "model", "nothing but averaged weights is in it (below 'model_ema.')"),
+        ("model.", "raw", "weights='raw' should be 'model' (as trained) or 'ema'"),
+    ],
+)
+def test_weights_that_are_not_there(wrapper: str, weights: Any, said: str, tmp_path: Path) -> None:
+    torch.save(prefixed(wrapper, timm_state()), tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        load(tmp_path / "x.pt", num_heads=2, weights=weights)
+    assert not [note for note in load(tmp_path / "x.pt", num_heads=2).notes if "weights=" in note]
 
 
 def test_dino_checkpoint_gives_its_teacher_without_the_projection(tmp_path: Path) -> None:
@@ -273,3 +298,39 @@ def test_json_is_an_object(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("3")
     with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path}/x.json: expected a JSON object, found int")):
         read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_numpys_numbers_beside_the_weights_are_passed_over(as_zip: bool, tmp_path: Path) -> None:
+    numbers = {"best": np.float64(81.2), "half": np.float16(1), "sure": [np.bool_(True), np.bool_(True)]}
+    numbers |= {"epoch": np.int64(3), "name": np.str_("vit"), "type": np.dtype("float32"), "raw": b"ab"}
+    args = argparse.Namespace(lr=np.float32(1e-3))
+    content = {"model": timm_state(), "args": args} | numbers
+    torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
+    assert_equal_to_the_clean_load(load(tmp_path / "x.pth", num_heads=2))
+
+
+def text_op(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text.encode())) + text.encode()
+
+
+ENCODE, LONG = b"c_codecs\nencode\n", "a" * 1000
+
+
+@pytest.mark.parametrize(
+    ("pickled", "allowed"),
+    [
+        (ENCODE + text_op(LONG) + text_op("latin1") + b"\x86R", True),
+        (ENCODE + b"q\0" + text_op("a") + b"q\1" + text_op("latin1") + b"q\2\x86R0h\0h\1h\2\x86q\3R", True),
+        (ENCODE + text_op(LONG) + text_op("hex") + b"\x86R", False),
+        (ENCODE + b"q\0" + text_op(LONG) + b"q\1" + text_op("latin1") + b"q\2\x86R0h\0h\1h\2\x86R", False),
+        (text_op("hex") + b"q\0" + ENCODE + text_op(LONG) + b"h\0\x86R", False),
+        (ENCODE + b"q\0" + text_op(LONG) + text_op("latin1") + b"\x86R0](h\0e", False),
+        (b"](" + ENCODE + b"e", False),
+        (ENCODE, False),
+        (text_op("x") + b"q\0" + ENCODE + b"q\0" + text_op(LONG) + text_op("latin1") + b"\x86R0h\0" + ENCODE, False),
+    ],
+)
+def test_bytes_are_spelt_in_one_way_only(pickled: bytes, allowed: bool) -> None:
+    assert _only_spells_bytes(b"\x80\x02" + pickled + b".", 1) is allowed
+    assert _only_spells_bytes(b"\x80\x02K\1." + b"\x80\x02" + pickled + b".", 5) is allowed
