@@ -252,7 +252,7 @@ class ViTConfig(ArchitectureConfig):
             has_a_table = name == "prefix_positions" and self.has_position_table
             require(
                 value == default or self.position in schemes or has_a_table,
-                f"{name}={value!r} means nothing with position={self.position!r}; leave it out, "
+                f"{name}={value!r} has no effect with position={self.position!r}; leave it out, "
                 f"or use position={schemes[0]!r}",
             )
 

@@ -47,9 +47,11 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         name = printable(str(path))
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise Unwritable(f"{name}: the disk is full; make room, and run the same command again to go on") from None
+            raise Unwritable(
+                f"{name}: the disk is full; free some space and run the same command again to continue"
+            ) from None
         raise Unwritable(
-            f"{name}: cannot be written ({error.strerror or error}); mend that, and run it again to go on"
+            f"{name}: cannot be written ({error.strerror or error}); fix that and run it again to continue"
         ) from None
 
 
@@ -85,7 +87,7 @@ def held_alone(folder: Path, lock: Path, *, begun: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise PatchlightError(
-                f"{folder}: another process is at work there; wait for it, or name another folder"
+                f"{folder}: another process is working there; wait for it, or name another folder"
             ) from None
         try:
             yield

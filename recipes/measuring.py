@@ -241,7 +241,7 @@ def exit_code(work: Callable[[], None]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except (Cut, KeyboardInterrupt):
-        sys.stderr.write("stopped; the same command goes on\n")
+        sys.stderr.write("stopped; run the same command again to continue\n")
         return 130
     return 0
 

@@ -114,7 +114,7 @@ class Finder:
                 "device"
             ) from None
         self.at_once = at_once // 2
-        self.tell(f"there is not enough memory for {at_once} photos at once; going on with {self.at_once}")
+        self.tell(f"there is not enough memory for {at_once} photos at once; continuing with {self.at_once}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -129,7 +129,7 @@ def give_up(device: torch.device, error: RuntimeError) -> NoReturn:
     if device.type == "cpu":
         raise error
     raise PatchlightError(
-        f"{device} failed ({first_line(error)}); run the same command again to go on, or with --device cpu"
+        f"{device} failed ({first_line(error)}); run the same command again to continue, or with --device cpu"
     ) from None
 
 

@@ -94,14 +94,14 @@ def find_photos(
     files: dict[str, None] = {}
     for path in given:
         if not path or "\0" in path:
-            raise PatchlightError(f"{path!r} is no path; name files or folders")
+            raise PatchlightError(f"{path!r}is not a path; name files or folders")
         for named in _expanded(path):
             absolute = _absolute(named)
             if _is_below(named, written):
                 if named == path:
                     raise PatchlightError(
-                        f"{printable(named)}: lies where the crops of this run are written; name another folder with "
-                        "--out"
+                        f"{printable(named)}: is in the folder that this run writes its crops to; name another folder "
+                        "with --out"
                     )
             elif os.path.isdir(named):
                 roots.append(absolute)
@@ -117,7 +117,7 @@ def find_photos(
     for photo in gone:
         if photo.file not in before:
             raise PatchlightError(
-                f"{printable(photo.path)}: there is no such file or folder; mend the path or leave it out"
+                f"{printable(photo.path)}: there is no such file or folder; correct the path or leave it out"
             )
     if not photos:
         kinds = ", ".join(sorted(PHOTO_SUFFIXES))

@@ -66,7 +66,7 @@ class Progress:
 
 
 def stopped(folder: Path, when: str, signal_number: int) -> Stopped:
-    return Stopped(f"{folder}: stopped {when}; run the same command again to go on", signal_number)
+    return Stopped(f"{folder}: stopped {when}; run the same command again to continue", signal_number)
 
 
 class Steps:

@@ -308,7 +308,7 @@ class ResultFolder:
         asked = _as_read(made_with)
         if begun.get("version") != asked["version"]:
             raise PatchlightError(
-                f"{self.path}: was begun by another version of this program, whose rows are others; use --overwrite to "
+                f"{self.path}: was started by another version of this program, whose rows differ; use --overwrite to "
                 "do it anew, or name another folder"
             )
         changed = _differing(begun, asked)
@@ -316,14 +316,14 @@ class ResultFolder:
             before, now = begun.get(MODEL_SOURCE, "another model"), asked[MODEL_SOURCE]
             which = f"{before}, not {now}" if before != now else f"{now} as it was then"
             raise PatchlightError(
-                f"{self.path}: was begun with {which}; use --overwrite to do it anew, or name another folder"
+                f"{self.path}: was started with {which}; use --overwrite to start over, or name another folder"
             )
         if changed:
             # A setting that somebody chose says more than what follows from it.
             name = min(changed, key=lambda each: (each.startswith("model"), each))
             raise PatchlightError(
-                f"{self.path}: was begun with {name}={_short(begun.get(name))}, not {_short(asked.get(name))}; "
-                "use --overwrite to do it anew, or name another folder"
+                f"{self.path}: was started with {name}={_short(begun.get(name))}, not {_short(asked.get(name))}; "
+                "use --overwrite to start over, or name another folder"
             )
 
     def is_begun_anew(self, made_with: Mapping[str, Any]) -> bool:

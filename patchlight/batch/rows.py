@@ -82,7 +82,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, 1):
                 row = _parsed(line)
                 if row is None:
-                    raise PatchlightError(f"{path}: line {number} is not a result; run the command again to mend it")
+                    raise PatchlightError(f"{path}: line {number} is not a result; run the command again to repair it")
                 if row.get("version") != VERSION:
                     raise PatchlightError(
                         f"{path}: line {number} has version {row.get('version')!r} and this program reads {VERSION}; "

@@ -60,7 +60,7 @@ def crop_photos(
         require(value >= least, f"{name}={value} must be {least} or more")
     for each in formats:
         check_format(each)
-    require(bool(os.fspath(out)), f"out={os.fspath(out)!r} is no folder; name one (is a variable of the shell empty?)")
+    require(bool(os.fspath(out)), f"out={os.fspath(out)!r} is not a folder; name one (is a shell variable empty?)")
     device = _checked_device(device)
     folder = ResultFolder(out)
     inputs = find_photos(paths, folder.path, folder.known_files)
@@ -78,12 +78,12 @@ def crop_photos(
         if settings.lossless and not settings.boxes_only and jpegtran is None:
             tell(
                 "lossless: jpegtran is not installed (apt install libjpeg-turbo-progs, or brew install jpeg-turbo), so "
-                "that JPEGs are encoded anew with their own tables"
+                "JPEGs are re-encoded with their own tables"
             )
         made_with = _made_with(settings, loaded, jpegtran)
         folder.check(made_with, overwrite=overwrite)
         if overwrite and folder.is_begun_anew(made_with):
-            tell(f"{folder.path}: was begun anew with these settings and stopped: this goes on with it")
+            tell(f"{folder.path}: was started over with these settings and interrupted; continuing")
         journal = folder.begin(made_with, overwrite=overwrite)
         with contextlib.ExitStack() as stack:
             stack.callback(journal.close)

@@ -107,7 +107,7 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame
     content = content_of(file)
     level_HWC, view = Preprocess(config).levels(photo)
     if stamp is None:
-        return Failed("gone", "it came and went while it was read")
+        return Failed("gone", "it kept changing or disappearing while it was read")
     if thumb is not None:
         _write_thumbnail(photo, stamp, thumb)
     level_HWC = np.ascontiguousarray(level_HWC)
@@ -141,9 +141,9 @@ def cut_photo(file: str, stamp: Stamp, boxes: Sequence[Box], how: Cut, folder: P
     """Write the crops of a photo under `folder`."""
     now = stamp_of(file)
     if now is None:
-        return Failed("gone", "it was there when its subject was looked for, and is no longer")
+        return Failed("gone", "it disappeared before it could be cropped")
     if now != stamp:
-        return Failed("changed", "it was changed between being looked at and being cropped")
+        return Failed("changed", "it changed before it could be cropped")
     try:
         crops = cut_out(file, boxes, how)
     except ImageError as error:

@@ -26,40 +26,44 @@ if TYPE_CHECKING:
 def crop(
     paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Photos, folders of photos, or patterns.")],
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="The folder for crops, results and report; run again to go on.")
+        str, typer.Option(metavar="DIR", help="The folder for crops, results and report; run again to resume.")
     ],
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
     method: Annotated[str, typer.Option(help="auto, subject, cls, rollout, lost, tokencut or features.")] = "auto",
-    subjects: Annotated[str, typer.Option(metavar="N|all", help="How many subjects of a photo, at most.")] = "1",
+    subjects: Annotated[str, typer.Option(metavar="N|all", help="The most subjects to crop from one photo.")] = "1",
     margin: Annotated[
-        float, typer.Option(parser=parse_share, help="Around the box, as a share of its sides: 0.1, or 10%.")
+        float, typer.Option(parser=parse_share, help="Margin around the box, as a share of its sides: 0.1, or 10%.")
     ] = 0.03,
     aspect: Annotated[str, typer.Option(help="free, or width:height such as 1:1 or 4:3.")] = "free",
     size: Annotated[
-        int | None, typer.Option(parser=int, help="Pixels of a crop's longer side; larger ones are scaled.")
+        int | None, typer.Option(parser=int, help="Longest side of a crop in pixels; larger ones are scaled down.")
     ] = None,
     min_area: Annotated[
-        float, typer.Option(parser=parse_share, help="The least share of the photo that a subject fills.")
+        float, typer.Option(parser=parse_share, help="The smallest share of the photo that counts as a subject.")
     ] = 0.0,
     second_look: Annotated[
-        bool, typer.Option("--second-look", help="Look at what was found once more, closer.")
+        bool, typer.Option("--second-look", help="Look a second time, closer, at what was found.")
     ] = False,
     tiles: Annotated[
-        int | None, typer.Option(parser=int, help="Look at N x N overlapping parts: small subjects.")
+        int | None, typer.Option(parser=int, help="Also look at N x N overlapping tiles, for small subjects.")
     ] = None,
     burst: Annotated[
-        bool, typer.Option("--burst", help="Camera traps: what is there in every frame is no animal.")
+        bool, typer.Option("--burst", help="Camera traps: treat what appears in every frame as background.")
     ] = False,
-    boxes_only: Annotated[bool, typer.Option("--boxes-only", help="Find, and cut nothing.")] = False,
+    boxes_only: Annotated[bool, typer.Option("--boxes-only", help="Find subjects, but write no crops.")] = False,
     overlay: Annotated[bool, typer.Option("--overlay", help="Also draw heat and boxes over each photo.")] = False,
-    lossless: Annotated[bool, typer.Option("--lossless", help="Cut JPEGs at their blocks, without encoding.")] = False,
+    lossless: Annotated[
+        bool, typer.Option("--lossless", help="Cut JPEGs at block edges, without re-encoding.")
+    ] = False,
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="Also write json, csv, megadetector or coco; repeatable.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew in a folder with other settings.")] = False,
-    workers: Annotated[int, typer.Option(parser=int, help="Processes that read and cut.")] = 2,
-    batch: Annotated[int, typer.Option(parser=int, help="Photos that a GPU looks at at once.")] = 32,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start over in a folder whose run has other settings.")
+    ] = False,
+    workers: Annotated[int, typer.Option(parser=int, help="Processes that read photos and write crops.")] = 2,
+    batch: Annotated[int, typer.Option(parser=int, help="Photos in one batch on a GPU.")] = 32,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
 ) -> None:
     """Find the subject of every photo and cut it out of the original: no labels, any number of photos."""
     if subjects != "all" and not (subjects.isascii() and subjects.isdecimal() and int(subjects) > 0):
@@ -182,11 +186,11 @@ def _print_summary(summary: "Summary", out: Path) -> None:
     crops = "1 crop" if summary.crops == 1 else f"{summary.crops:,} crops"
     photos = "1 photo" if summary.photos == 1 else f"{summary.photos:,} photos"
     if summary.nothing_to_do:
-        typer.echo("nothing was to do: all of it is there, and as it was written")
+        typer.echo("Up to date.")
     typer.echo(f"{photos}: {found or 'nothing'}{failed}; {crops} in {out}")
     if summary.encoded:
         crops = "1 crop was" if summary.encoded == 1 else f"{summary.encoded:,} crops were"
-        typer.echo(f"{crops} encoded anew: jpegtran, which cuts without, is not installed or could not")
+        typer.echo(f"{crops} re-encoded: jpegtran, which cuts without that, is not installed or failed")
     if named := summary.groups or summary.labels:
         shown = [f"{count:,} {printable(name)}" for name, count in named.items()]
         if rest := sum(list(named.values())[MOST_NAMES:]):
@@ -200,8 +204,8 @@ def _print_summary(summary: "Summary", out: Path) -> None:
         files, more = ("1 file" if count == 1 else f"{count:,} files"), ", ..." if len(kinds) > 5 else ""
         typer.echo(f"{files} skipped: not photos ({', '.join(kinds[:5])}{more})")
     if summary.crops_of_others:
-        one = "1 crop is of a photo that is not among these any more or cannot be reached, and left as it was"
-        many = "crops are of photos that are not among these any more or cannot be reached, and left as they were"
+        one = "1 crop kept, whose photo is gone or cannot be reached"
+        many = "crops kept, whose photos are gone or cannot be reached"
         typer.echo(one if summary.crops_of_others == 1 else f"{summary.crops_of_others:,} {many}")
     if summary.bursts is not None:
         bursts, empty, frames = (summary.bursts[name] for name in ("count", "empty", "empty_frames"))
@@ -209,11 +213,13 @@ def _print_summary(summary: "Summary", out: Path) -> None:
         typer.echo(f"{bursts:,} burst{plural[0]}, {empty:,} of them empty; {frames:,} empty frame{plural[1]}")
         if untimed := summary.bursts["untimed"]:
             which = "1 frame has" if untimed == 1 else f"{untimed:,} frames have"
-            typer.echo(f"{which} no valid time in EXIF or name: parted from the others, by the file's own time")
+            typer.echo(
+                f"{which} no valid time in EXIF or name: grouped apart from the others, by the file's modification time"
+            )
     if summary.failed:
         wrong = (row for row in read_rows(out / "results.jsonl") if row["status"] == "error")
         bad = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))
         more = f" and {summary.failed - 3:,} more" if summary.failed > 3 else ""
-        typer.echo(f"failed: {bad}{more}; why is in {out / 'results.csv'}", err=True)
+        typer.echo(f"failed: {bad}{more}; the reasons are in {out / 'results.csv'}", err=True)
     if summary.report is not None:
         typer.echo(summary.report)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="What `inspect` takes; the folder of a run is fine.")],
+    model: Annotated[str, typer.Argument(help="A model, as for `inspect`; a run's folder will do.")],
     photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
-    knn: Annotated[bool, typer.Option("--knn", help="Judge the features: by the 20 nearest labelled photos.")] = False,
-    linear: Annotated[bool, typer.Option("--linear", help="Judge the features: by a linear head on them.")] = False,
+    knn: Annotated[bool, typer.Option("--knn", help="Judge the features by the 20 nearest labelled photos.")] = False,
+    linear: Annotated[bool, typer.Option("--linear", help="Judge the features by a linear head on them.")] = False,
     attentive: Annotated[
-        bool, typer.Option("--attentive", help="Judge the features: by a head that looks at the patches.")
+        bool, typer.Option("--attentive", help="Judge the features by a head that attends to the patches.")
     ] = False,
     known: Annotated[
         str | None, typer.Option(help="Labelled photos for --knn and the heads to learn from; else 4/5 of PHOTOS.")
@@ -32,7 +32,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read photos.")] = 2,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds.
@@ -42,9 +42,7 @@ def evaluate(
     methods = [name for name, asked in (("knn", knn), ("linear", linear), ("attentive", attentive)) if asked]
     if methods:
         if out is not None:
-            raise PatchlightError(
-                "--out goes with the model's own answers; --json prints what is found of the features"
-            )
+            raise PatchlightError("--out is for the model's own answers; use --json for the features")
         _evaluate_features(model, photos, methods, known, batch, workers, device, as_json)
         return
     if known is not None:
@@ -147,11 +145,9 @@ def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
     )
     if result.top5_accuracy is not None:
         typer.echo(f"top-5 accuracy     {result.top5_accuracy:.2%}")
-    fitted = (
-        f"{result.calibrated.error:.2%} with temperature {result.temperature:.3g}, of the least loss on these photos"
-    )
+    fitted = f"{result.calibrated.error:.2%} with temperature {result.temperature:.3g}, the best on these photos"
     if result.accuracy == 1:
-        fitted = "all answers are right, so that there is nothing to fit a temperature by"
+        fitted = "all answers are right, so there is no temperature to fit"
     typer.echo(f"calibration error  {result.calibration.error:.2%}; {fitted}")
     seen.sort(key=lambda one: (one.recall or 0.0, -one.photos))
     rows = [

@@ -32,7 +32,7 @@ def parse_share(given: str | float) -> float:
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no share; write 0.1, or 10%") from None
+        raise typer.BadParameter(f"{text!r} is not a share; write 0.1, or 10%") from None
 
 
 def parse_numbers(option: str, text: str, remedy: str, count: int | None = None) -> list[int]:

@@ -60,7 +60,7 @@ def look(
     layers: Annotated[str, typer.Option(help="Blocks to sweep over: all, -1, or 0,3,11.")] = "all",
     patch: Annotated[str | None, typer.Option(metavar="ROW,COL", help="The patch to follow, counted from 0.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to; look-PHOTO or look-PHOTO-MODEL if left out.")
+        Path | None, typer.Option(metavar="DIR", help="The folder to write; by default look-PHOTO or look-PHOTO-MODEL.")
     ] = None,
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
     settings: Settings = None,
@@ -106,23 +106,25 @@ def _by(model: str) -> str:
 
 def serve(
     model: Annotated[
-        list[str] | None, typer.Option(help="What `inspect` takes; repeat it to compare models. [default: default]")
+        list[str] | None,
+        typer.Option(help="A model, as for `inspect`; repeat it to compare models. [default: default]"),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; others than this machine's need the next two.")
-    ] = ("127.0.0.1"),
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Let other machines in, who know the token.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen on; any but this machine's needs the next two.")] = (
+        "127.0.0.1"
+    ),
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Let in other machines that know the token.")] = (
         False
     ),
     token: Annotated[
-        str | None, typer.Option(envvar="PATCHLIGHT_TOKEN", help="For the API; drawn anew at each start if left out.")
+        str | None,
+        typer.Option(envvar="PATCHLIGHT_TOKEN", help="Token for the API; by default a new one at each start."),
     ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(help="With --allow-remote: a name by which others call this machine; repeatable."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """A local page: drop a photo, see what the model sees, take the crop."""

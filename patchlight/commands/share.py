@@ -19,11 +19,11 @@ def install_default(
 
 def push_to_hub(
     model: Annotated[str, typer.Argument(help="What `inspect` takes; such as the folder of a finished run.")],
-    name: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub; made where it is not there yet.")],
+    name: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub; created if it does not exist.")],
     layout: Annotated[
-        Literal["patchlight", "timm", "transformers"], typer.Option(help="Whose loader reads it, beside ours.")
+        Literal["patchlight", "timm", "transformers"], typer.Option(help="The other library that can load it, too.")
     ] = "patchlight",
-    private: Annotated[bool, typer.Option("--private", help="Only you and your team see it.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Visible only to you and your team.")] = False,
 ) -> None:
     """Upload a model to the Hugging Face hub, with its preprocessing, labels and card."""
     from patchlight.weights.push import push

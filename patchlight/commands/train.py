@@ -24,8 +24,8 @@ def train(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as optim.lr=1e-3; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
 ) -> None:
     """Train a model as a recipe says; stopped anywhere, `--resume` goes on exactly."""
     changes = parse_values(settings or [])
@@ -50,8 +50,8 @@ def finetune(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Such as epochs=5; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; the GPU where there is one.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
 ) -> None:
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = parse_values(settings or [])
@@ -68,7 +68,7 @@ def finetune(
     if len(training.classes) == 1:
         lost = next((f" ({note.line})" for note in training.notes if note.kind == CLASS_WITHOUT_PHOTOS), "")
         raise PatchlightError(
-            f"{photos}: all photos are of one class, {training.classes[0]!r}{lost}; add some of another to tell it from"
+            f"{photos}: all photos are of one class, {training.classes[0]!r}{lost}; add photos of another class"
         )
     if resume and run.settings.exists():
         config = resumed_recipe(run.config(), model, photos, validation=validation, changes=changes)
@@ -95,7 +95,7 @@ def _run_training(config: Any, out: Path, *, resume: bool, device: str | None, m
     first = rank_and_world()[0] == 0
     on_terminal = sys.stderr.isatty()
     if first and resume and not out.exists():
-        typer.echo(f"patchlight: {out}: there is no run to resume; beginning one", err=True)
+        typer.echo(f"patchlight: {out}: there is no run to resume; starting one", err=True)
     said = time.monotonic()
     with Bars(*columns, console=Console(stderr=True), disable=not (first and on_terminal)) as bars:
         bar = bars.add_task("starting", how="", total=None)

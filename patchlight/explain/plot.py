@@ -79,7 +79,7 @@ def panels(count: int, aspect: float, figure: "Figure | None" = None, columns: i
         width = WIDTH / columns
         figure = new_figure(WIDTH, rows * (min(width / aspect, TALLEST) + 0.3) + 0.6)
     elif not hasattr(figure, "add_subplot"):
-        raise PatchlightError(f"figure={figure!r:.60} is no figure; pass plot.new_figure(), or leave it out")
+        raise PatchlightError(f"figure={figure!r:.60} is not a figure; pass plot.new_figure(), or leave it out")
     return [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
 
 
@@ -392,7 +392,9 @@ def _seen(heat: Array, size: Size) -> Array:
 
 def _axis(ax: "Axes | None", width: float = WIDTH, height: float = 3.6) -> "Axes":
     if ax is not None and not hasattr(ax, "imshow"):
-        raise PatchlightError(f"ax={ax!r:.60} is no axis; pass figure.add_subplot(), one of your axes, or leave it out")
+        raise PatchlightError(
+            f"ax={ax!r:.60} is not an axis; pass figure.add_subplot(), one of your axes, or leave it out"
+        )
     return new_figure(width, height).add_subplot() if ax is None else ax
 
 
@@ -656,7 +658,7 @@ def draw_growth(
 
 
 def _course(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
-    """The epochs and the values of the lines that have one, in the order of the steps; NaN where it is no number."""
+    """The epochs and the values of the lines that have one, in the order of the steps; NaN where it is not a number."""
     rows = {row["step"]: (row["epoch"], row[key]) for row in metrics if key in row}
     points = [rows[step] for step in sorted(rows)]
     return np.array([epoch for epoch, _ in points], float), np.array([value for _, value in points], float)

@@ -229,7 +229,7 @@ def open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
         raise
     except FileNotFoundError:
         if os.path.islink(path):
-            raise ImageError(name, "unreadable", "its symbolic link leads to nothing") from None
+            raise ImageError(name, "unreadable", "its symbolic link is broken") from None
         raise ImageError(name, "missing", "there is no such file") from None
     except ValueError:  # the path holds a zero byte
         raise ImageError(name, "missing", "there is no such file") from None
@@ -237,7 +237,7 @@ def open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
         detail = {
             errno.EACCES: "no permission to read it",
             errno.EPERM: "no permission to read it",
-            errno.ELOOP: "its symbolic links lead in a circle",
+            errno.ELOOP: "its symbolic links form a loop",
             errno.ENOTDIR: "part of its path is not a folder",
         }.get(error.errno or 0, str(error.strerror))
         raise ImageError(name, "missing" if error.errno == errno.ENOTDIR else "unreadable", detail) from None
@@ -297,7 +297,7 @@ def _check_chunks(file: IO[bytes], name: str) -> None:
                 name,
                 "too-large",
                 f"it holds {held / 1e6:.0f} MB besides its pixels, in a chunk {ascii(kind)[2:-1]}, and the limit is "
-                f"{LONGEST_CHUNK / 1e6:.0f}; save it anew without that",
+                f"{LONGEST_CHUNK / 1e6:.0f}; save it again without that",
             )
         place += 8 + length + 4
     file.seek(0)
@@ -446,8 +446,8 @@ def _identify(head: bytes, name: str) -> ImageError:
     with contextlib.suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8")().decode(head)  # which lets the last character be cut
         if all(character.isprintable() or character.isspace() for character in text):
-            return ImageError(name, "not-an-image", "this is a text")
-    return ImageError(name, "not-an-image", "its first bytes are of no image format that is read here")
+            return ImageError(name, "not-an-image", "this is a text file")
+    return ImageError(name, "not-an-image", "it is not in an image format that Patchlight reads")
 
 
 # Warnings

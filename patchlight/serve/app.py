@@ -39,15 +39,15 @@ _KINDS = {
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.Error, "description": words}
     for status, words in {
-        400: "The request is not in order",
+        400: "The request is malformed",
         401: "The token is missing or wrong",
-        403: "Asked by a page of somebody else",
-        404: "There is no such photo or model, or no longer",
+        403: "Sent by a page of another site",
+        404: "No such photo or model, or no longer",
         408: "The request did not arrive in time",
         413: "Too many bytes",
         415: "Not a photo in a form",
-        421: "Called by a name that is not this server's",
-        422: "A value that cannot be, or a photo that cannot be used: `reason` says why",
+        421: "The Host header does not name this server",
+        422: "An invalid value, or a photo that cannot be used: `reason` says why",
         503: "Too many requests, or the model is being loaded; Retry-After says when to come again",
         504: "It took too long",
     }.items()

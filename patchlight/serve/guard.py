@@ -148,7 +148,7 @@ class Guard:
             async with asyncio.timeout(self.limits.answer_seconds):
                 await self._pass_on(scope, body, send)
         except TimeoutError:
-            raise RefusedError(504, "timeout", "this took too long, and was given up") from None
+            raise RefusedError(504, "timeout", "this took too long and was cancelled") from None
 
     def _check(self, scope: Scope) -> None:
         headers: MutableMapping[bytes, list[bytes]] = {}
@@ -163,7 +163,7 @@ class Guard:
 
         host = one(b"host")
         if host not in self.access.hosts:
-            raise RefusedError(421, "host", "this server is not called so; use the address that it printed")
+            raise RefusedError(421, "host", "unknown host name; use the address that the server printed")
         origin, site = one(b"origin"), one(b"sec-fetch-site")
         is_api = scope["path"].startswith("/api/")
         ours = origin is None or origin == f"{scope.get('scheme', 'http')}://{host}"

@@ -58,7 +58,9 @@ class Photos:
 
     def get(self, name: str) -> Photo:
         if name not in self._photos:
-            raise UnknownPhotoError("there is no photo of this id, or it had to make room for others; send it again")
+            raise UnknownPhotoError(
+                "there is no photo with this id, or it was dropped to make room for others; send it again"
+            )
         self._photos.move_to_end(name)
         return self._photos[name]
 

@@ -23,7 +23,7 @@ _RESULTS = {
     "calibration_error_with_temperature": "calibration error with it",
     "subject_found": "subjects found (overlap of the boxes at least one half)",
     "overlap": "overlap of the boxes found and true, in the mean",
-    "explained": "share of the hidden pixels' variance that its drawings explain",
+    "explained": "share of the hidden pixels' variance that its reconstructions explain",
     "feature_rank": "directions that its features use",
 }
 _IN_PERCENT = {name for name in _RESULTS if "accuracy" in name or "error" in name or "found" in name}
@@ -102,9 +102,9 @@ def _what(config: TrainConfig) -> str:
     if config.distill is not None:
         text += f"; {config.distill.kind} distillation from {escaped(_name(config.distill.teacher))}"
     if config.dino is not None:
-        text += "; without labels (DINO: views of a photo are to get one answer)"
+        text += "; without labels (DINO: all views of a photo should get the same answer)"
     if config.mae is not None:
-        text += "; without labels (MAE: hidden patches are to be drawn)"
+        text += "; without labels (MAE: hidden patches are to be reconstructed)"
     if config.subject is not None:
         text += "; its last block's class token was taught by boxes to look at the subject"
     return text + "."
@@ -114,7 +114,7 @@ def _photos(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, A
     count = summary.get("photos")
     photos = "photos" if count is None else _counted(count, "photo", "photos")
     if not config.labelled:
-        return f"{escaped(_name(config.data.train))}: {photos}. Labels, where there were any, were not learnt from."
+        return f"{escaped(_name(config.data.train))}: {photos}. Labels, if there were any, were not used."
     named = ", ".join(map(escaped, classes[:MOST_CLASSES]))
     more = f", and {len(classes) - MOST_CLASSES:,} more (all are in config.json)" if len(classes) > MOST_CLASSES else ""
     return (
@@ -160,8 +160,8 @@ def _limits(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, A
     if error is None:
         lines.append("Its confidence was not compared with how often it is right.")
     else:
-        lines.append(f"Its confidence is off by {error:.1%} on average; do not take it for a probability unchecked.")
-    lines.append("Settings that were chosen by the figures above make them look a little better than they are.")
+        lines.append(f"Its confidence is off by {error:.1%} on average; check it before you read it as a probability.")
+    lines.append("If settings were chosen by the figures above, these look a little better than they are.")
     return "\n".join(f"- {line}" for line in lines)
 
 

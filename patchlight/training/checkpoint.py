@@ -83,9 +83,9 @@ def read_newest(folder: str | Path) -> tuple[int, State, list[str]] | None:
         except _DamageError as reason:
             damages.append(f"{Path(entry['file']).stem} is damaged ({reason})")
             continue
-        return entry["step"], state, [f"{damage}; going on from {Path(entry['file']).stem}" for damage in damages]
+        return entry["step"], state, [f"{damage}; continuing from {Path(entry['file']).stem}" for damage in damages]
     if damages:
-        raise PatchlightError(f"{folder}: {', '.join(damages)}; bring the files back, or start the run anew")
+        raise PatchlightError(f"{folder}: {', '.join(damages)}; restore the files, or start a new run")
     return None
 
 
@@ -259,7 +259,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
     except ValueError:
         index = None
     if not isinstance(index, list) or not all(map(_is_line, index)):
-        raise PatchlightError(f"{path}: is damaged; bring it back, or start the run anew in another folder")
+        raise PatchlightError(f"{path}: is damaged; restore it, or start a new run in another folder")
     return index
 
 

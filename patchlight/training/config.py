@@ -139,7 +139,7 @@ class TrainConfig(JsonConfig):
     # Steps between checkpoints, and between lines of metrics (which hold the mean loss since the last).
     checkpoint_every: int = 500
     log_every: int = 20
-    # Steps with a loss that is no number are left out; this many in a row stop the run.
+    # Steps with a loss that is not a number are left out; this many in a row stop the run.
     bad_losses: int = 5
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class TrainConfig(JsonConfig):
         require(
             self.trainable_blocks is None or 0 <= self.trainable_blocks <= self.model.depth,
             f"trainable_blocks={self.trainable_blocks}: the model has {self.model.depth} blocks; take at most "
-            "these, or None, which lets all that lies before them learn, too",
+            "these, or None, which trains everything before them, too",
         )
         require(self.ema is None or self.dino is None, "dino saves its teacher, an average already; set ema=None")
         ways = [name for name in WAYS if getattr(self, name) is not None]

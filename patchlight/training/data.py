@@ -473,7 +473,7 @@ def _read_again(dataset: Dataset, index: int, fast_size: Size | None) -> Decoded
         return dataset.read(index, fast_size)
     except ImageError as error:
         raise PatchlightError(
-            f"{error}; put the photo back, or start anew so that the data are scanned again"
+            f"{error}; restore the photo, or start a new run so that the data is scanned again"
         ) from None
 
 

@@ -439,7 +439,7 @@ def hidden_patches(draws: Draws, grid: Size, share: float) -> Tensor:
 
 
 def _follow(average: Tensor, value: Tensor, share: float) -> None:
-    """Move a running mean by a share of the way. What is no number is left out: such a step does not count either."""
+    """Move a running mean by a share of the way. NaN and infinity are left out: such a step does not count either."""
     value = value.detach().to(average.dtype)
     average.lerp_(torch.where(value.isfinite(), value, average), share)
 

@@ -311,7 +311,7 @@ def check_folder(folder: Path) -> None:
 
 def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
     reason = error.strerror or str(error)
-    return PatchlightError(f"{folder}: cannot be written ({reason}); make room, or name another folder")
+    return PatchlightError(f"{folder}: cannot be written ({reason}); free some space, or name another folder")
 
 
 def write_report(report: Report, folder: str | os.PathLike[str]) -> list[str]:

@@ -400,7 +400,7 @@ def _check(train: Tensor, train_labels_N: Tensor, test: Tensor, test_labels_M: T
         if not len(features) or len(features) != len(labels):
             raise PatchlightError(f"{name}: {len(features)} features with {len(labels)} labels; give as many, and some")
         if int(labels.min()) < 0:
-            raise PatchlightError(f"{name}: label {int(labels.min())} is no class; they count from 0")
+            raise PatchlightError(f"{name}: label {int(labels.min())} is not a class; they count from 0")
         bad = sum(int((~features[part].isfinite()).flatten(1).any(1).sum()) for part in _parts(len(features), 1024))
         if bad:
             raise NoNumbersError(

@@ -100,10 +100,10 @@ def in_words(config: TrainConfig, training: Dataset) -> str:
         what = "the whole model learns" + (", earlier blocks more slowly" if config.optim.layer_decay < 1 else "")
     elif blocks == 0:
         what = "the head alone learns, on frozen features"
-        what += ": more would learn the photos by heart" if _few(training) else ""
+        what += ": training more of it would overfit" if _few(training) else ""
     else:
         which = f"the last {blocks} of {depth} blocks" if blocks < depth else f"all {depth} blocks"
-        what = f"{which} learn, what lies before them stays as it is"
+        what = f"{which} learn, everything before them is frozen"
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs:g} epochs"
     photos = f"{len(training):,} photos in {len(training.classes)} classes"
     return f"{photos}: {what}; {epochs}, batches of {config.batch_size}"

@@ -35,7 +35,7 @@ def save_finished(
     try:
         save(model, folder.path, preprocess=config.preprocess, labels=labels, groups=groups, overwrite=True, **extras)
     except PatchlightError as error:
-        raise PatchlightError(f"{error}; make room, and resume: nothing has to be learnt again") from None
+        raise PatchlightError(f"{error}; free some space and resume: no training is lost") from None
     rows = folder.rows()
     at_the_end = {name: value for row in rows for name, value in row.items() if name in ("explained", "feature_rank")}
     summary = at_the_end | result.summary() | {"photos": len(training), "validation_photos": result.photos}
@@ -69,7 +69,7 @@ def install_default(
     for line in [] if groups is None else gaps_of(groups, loaded.labels or ()):
         tell(line)
     if loaded.subject is None:
-        tell("it was not taught to find subjects: `crop` goes by tokencut, and is sure of little")
+        tell("it was not trained to find subjects: `crop` uses tokencut, which is seldom sure")
     else:
         tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
     if loaded.labels is None:

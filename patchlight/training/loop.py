@@ -194,11 +194,11 @@ _FAILED = 1
 def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
     if step == run.steps:
         return Stopped(_AFTER_THE_LAST.format(run.folder.path), signal_number)
-    line = f"{run.folder.path}: stopped after step {step}; the same command with --resume goes on"
+    line = f"{run.folder.path}: stopped after step {step}; run the same command with --resume to continue"
     return Stopped(line, signal_number)
 
 
-_AFTER_THE_LAST = "{}: stopped after the last step; the same command with --resume judges and saves the model"
+_AFTER_THE_LAST = "{}: stopped after the last step; run the same command with --resume to evaluate and save the model"
 
 
 @contextlib.contextmanager
@@ -274,7 +274,9 @@ def _set_up(
     begun: bool,
 ) -> _Run:
     when = (
-        "before it went on; the same command does" if begun else "before its first step; the same command begins again"
+        "before it continued; run the same command again"
+        if begun
+        else "before its first step; run the same command again"
     )
     stoppable = partial(_stoppable, processes, asked, f"{folder.path}: stopped {when}")
     with stoppable():
@@ -334,9 +336,9 @@ def _begin_or_go_on(run: _Run, newest: tuple[int, Any, list[str]] | None) -> _Lo
         if run.update.average is not None:
             run.update.average.load_state_dict(saved["average"])
         told = {name: saved[name] for name in told}
-        run.tell(f"going on after step {start} of {run.steps}")
+        run.tell(f"continuing after step {start} of {run.steps}")
     elif run.folder.settings.exists():
-        run.tell(f"{run.folder.path}: had not come to a checkpoint; beginning at step 0")
+        run.tell(f"{run.folder.path}: had no checkpoint yet; starting from step 0")
     with run.processes.together():
         if run.processes.is_first:
             run.folder.begin(run.config)
@@ -351,12 +353,14 @@ _LEARN_MORE_SLOWLY = "lower optim.lr, or lengthen optim.warmup, in a new folder"
 def _count_bad_loss(run: _Run, state: _LoopState, step: int) -> None:
     """Raises where there were too many in a row."""
     state.bad_losses, state.left_out = state.bad_losses + 1, state.left_out + 1
-    run.tell(f"step {step + 1}: the loss or its gradient is no number; left out ({state.bad_losses} in a row)")
+    run.tell(
+        f"step {step + 1}: the loss or its gradient is NaN or infinite; step skipped ({state.bad_losses} in a row)"
+    )
     with run.processes.together():
         if state.bad_losses >= run.config.bad_losses:
             raise PatchlightError(
-                f"{run.folder.path}: {state.bad_losses} losses in a row were no numbers, the last at step {step + 1}; "
-                f"{_LEARN_MORE_SLOWLY}"
+                f"{run.folder.path}: {state.bad_losses} losses in a row were NaN or infinite, the last at "
+                f"step {step + 1}; {_LEARN_MORE_SLOWLY}"
             )
 
 
@@ -419,7 +423,7 @@ def _judge(run: _Run, shown: Model, done: int) -> Result:
             return run.learner.judge(shown, run.training, run.validation, run.processes.device)
     except NoNumbersError:
         raise PatchlightError(
-            f"{run.folder.path}: what the model answers after step {done} is no number; {_LEARN_MORE_SLOWLY}"
+            f"{run.folder.path}: the model's output after step {done} is NaN or infinite; {_LEARN_MORE_SLOWLY}"
         ) from None
 
 
@@ -456,7 +460,7 @@ def _finish(run: _Run, state: _LoopState) -> Result:
             if course and (state.start < steps or not judged):
                 folder.log(step=steps, epoch=round(steps / run.steps_an_epoch, 4), seconds=seconds, **course)
             left_out = state.left_out
-            notes = [f"{left_out} steps were left out, whose loss or gradient was no number"] if left_out else []
+            notes = [f"{left_out} steps were skipped, whose loss or gradient was NaN or infinite"] if left_out else []
             shown_photos = run.validation if len(run.validation) else run.training
             for name, content in run.learner.pictures(shown_photos, run.processes.device).items():
                 folder.replace(name, content)
@@ -483,6 +487,6 @@ def _next_multiple(step: int, interval: float) -> int:
 def _check_same_data(fingerprint: str, run: _Run) -> None:
     if fingerprint != run.training.fingerprint():
         raise PatchlightError(
-            f"{run.config.data.train}: the training photos have changed since {run.folder.path} was begun; put them "
-            "back as they were, or start a new run in another folder"
+            f"{run.config.data.train}: the training photos have changed since {run.folder.path} was started; "
+            "restore them, or start a new run in another folder"
         )

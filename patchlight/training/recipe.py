@@ -70,7 +70,7 @@ def read_recipe(path: str) -> ModuleType:
     file = find_recipe(path)
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise PatchlightError(f"{path}: is no Python file; a recipe is a module with config() -> TrainConfig")
+        raise PatchlightError(f"{path}: is not a Python file; a recipe is a module with config() -> TrainConfig")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     if str(file.parent.absolute()) not in sys.path:  # as when Python runs it: recipes may import their neighbours

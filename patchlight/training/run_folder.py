@@ -48,8 +48,8 @@ class RunFolder:
             if changed:
                 name = changed[0]
                 raise PatchlightError(
-                    f"{self.path}: was begun with {name}={begun.get(name)!r}, not {asked.get(name)!r}; resume with the "
-                    "same settings, or name another folder"
+                    f"{self.path}: was started with {name}={begun.get(name)!r}, not {asked.get(name)!r}; resume "
+                    "with the same settings, or name another folder"
                 )
 
     def begin(self, config: TrainConfig) -> None:
@@ -73,7 +73,7 @@ class RunFolder:
                 file.write(json.dumps(clean) + "\n")
         except OSError as error:
             raise PatchlightError(
-                f"{self.metrics}: cannot be written ({error.strerror}); make room, and resume"
+                f"{self.metrics}: cannot be written ({error.strerror}); free some space and resume"
             ) from None
         if self._board is None:
             self._board = _open_board(self.path / "tensorboard")
@@ -110,7 +110,7 @@ class RunFolder:
                 temporary.write_bytes(content)
         except OSError as error:
             raise PatchlightError(
-                f"{self.path / name}: could not be written ({error.strerror}); make room, and resume"
+                f"{self.path / name}: could not be written ({error.strerror}); free some space and resume"
             ) from None
 
 

@@ -86,7 +86,7 @@ def check_photos(
         tell(notes[-1])
     if found.in_both:
         notes.append(
-            f"photos to judge by that were learnt from, too, so that the results flatter it: {found.in_both:,}"
+            f"validation photos that are also among the training photos, which flatters the results: {found.in_both:,}"
         )
     training = found.clean(training)
     if validation is None:

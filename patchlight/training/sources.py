@@ -129,7 +129,7 @@ def require_photos(dataset: Dataset, source: str | os.PathLike[str]) -> None:
     if not dataset.notes:
         raise PatchlightError(f"{name}: has no photos; add some, or name another set")
     first = dataset.notes[0]
-    remedy = "a CSV's paths go from its own folder" if first.missing is not None else "mend that, or name another set"
+    remedy = "a CSV's paths go from its own folder" if first.missing is not None else "fix that, or name another set"
     raise PatchlightError(f"{name}: has no photos ({first.line}); {remedy}")
 
 
@@ -495,7 +495,9 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
                     label = _shard_label(suffix, content.read() if content is not None else b"")
                     labels[key] = labels.get(key) or label
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise PatchlightError(f"{path}: is no whole, uncompressed tar file ({error}); make or fetch it again") from None
+        raise PatchlightError(
+            f"{path}: is not a whole, uncompressed tar file ({error}); make or fetch it again"
+        ) from None
     found = {}
     for key, (name, start, size) in photos.items():
         label = labels.get(key) or (None if labelled else UNLABELLED)

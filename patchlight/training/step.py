@@ -79,7 +79,7 @@ class Step:
     def learn(self, inputs: tuple[Tensor, ...], *, last: bool) -> float:
         """Add the gradients of what `prepare` gave, and give its share of the loss; `last` is the step's last part.
 
-        NaN where the loss or the gradient is no number: then the weights must not move.
+        NaN where the loss or the gradient is not a number: then the weights must not move.
         """
         if self.records and self.recorded_learn is None and self.steps_taken >= STEPS_BEFORE_RECORDING:
             self._record_learn_and_move(inputs)

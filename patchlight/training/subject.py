@@ -399,7 +399,7 @@ class _Canvases:
             try:
                 photo = self.dataset.read(index, fast_size=(self.side, self.side))
             except ImageError as error:
-                raise PatchlightError(f"{error}; put the photo back, or start anew") from None
+                raise PatchlightError(f"{error}; restore the photo, or start a new run") from None
             scale = min(1.0, self.side / max(photo.source_size))
             height, width = (max(1, round(scale * length)) for length in photo.source_size)
             small = photo.image.resize((width, height), Image.Resampling.BICUBIC, box=dataclasses.astuple(photo.region))

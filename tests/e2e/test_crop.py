@@ -223,14 +223,14 @@ def test_a_signal_while_results_are_written(
         time.sleep(0.02)
     other, _, complained = finish(begin("nowhere"))
     assert (other, process.poll()) == (2, None)
-    assert "another process is at work there" in complained
+    assert "another process is working there" in complained
     process.send_signal(number)
     begun = time.monotonic()
     code, said, complained = finish(process)
     assert time.monotonic() - begun < 10, "all of it would take a minute"
     assert (code, said) == (128 + number, "")
     assert complained == (
-        f"patchlight: {out}: stopped while the results were written; run the same command again to go on\n"
+        f"patchlight: {out}: stopped while the results were written; run the same command again to continue\n"
     )
     assert not (out / "summary.json").exists()
     drawn = {path: path.stat().st_mtime_ns for path in out.glob("overlays/*.jpg")}
@@ -241,7 +241,7 @@ def test_a_signal_while_results_are_written(
     assert {path: path.stat().st_mtime_ns for path in drawn} == drawn, "what was drawn is not drawn again"
     assert not list(out.rglob("*.tmp"))
     code, said, _ = finish(begin("rows"))
-    assert (code, said.splitlines()[0]) == (3, "nothing was to do: all of it is there, and as it was written")
+    assert (code, said.splitlines()[0]) == (3, "Up to date.")
 
 
 def test_the_second_of_two_ends(tmp_path: Path, photos: Path, model: Path) -> None:
@@ -296,14 +296,16 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
 
     mistaken = crop("photos", "typo.jpg")
     assert (mistaken.returncode, mistaken.stdout) == (2, "")
-    assert mistaken.stderr == "patchlight: typo.jpg: there is no such file or folder; mend the path or leave it out\n"
+    assert (
+        mistaken.stderr == "patchlight: typo.jpg: there is no such file or folder; correct the path or leave it out\n"
+    )
     assert not (tmp_path / "found").exists()
     done = crop("photos")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 files skipped: not photos (.txt 2, no ending 1, .mov 1)\n" in done.stdout
     assert "not among these" not in done.stdout
     (tmp_path / "photos" / "001.jpg").unlink()
-    said = "1 crop is of a photo that is not among these any more or cannot be reached, and left as it was\n"
+    said = "1 crop kept, whose photo is gone or cannot be reached\n"
     assert said in crop("photos").stdout
     assert crop("photos/notes.txt").stdout.startswith("1 photo: nothing; 1 failed; 0 crops in found\n")
 
@@ -314,17 +316,17 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
         ("margin=nan is a share", "--margin nan is a share"),
         ("min_area=3.0 is a share", "--min-area 3.0 is a share"),
         ("batch_size=0 must be 1 or more", "--batch 0 must be 1 or more"),
-        ("out='' is no folder", "--out '' is no folder"),
+        ("out='' is not a folder", "--out '' is not a folder"),
         ("burst=True does not go with tiles=2, for", "--burst does not go with --tiles 2, for"),
-        ("o: was begun with margin=0.03, not 0.1; use", "o: was begun with --margin 0.03, not 0.1; use"),
-        ('o: was begun with aspect="free", not "1:1"; use', 'o: was begun with --aspect "free", not "1:1"; use'),
-        ("o: was begun with subjects=null, not 1; use", "o: was begun with --subjects all, not 1; use"),
-        ("o: was begun with subjects=2, not null; use", "o: was begun with --subjects 2, not all; use"),
-        ("o: was begun with boxes_only=false, not true; use", "o: was begun without --boxes-only; use"),
-        ("o: was begun with boxes_only=true, not false; use", "o: was begun with --boxes-only, not without; use"),
-        ("o: was begun with size=null, not 100; use", "o: was begun without --size, not with 100; use"),
-        ("o: was begun with size=100, not null; use", "o: was begun with --size 100, not without; use"),
-        ('o: was begun with model="0f", not "1f"; use', 'o: was begun with model="0f", not "1f"; use'),
+        ("o: was started with margin=0.03, not 0.1; use", "o: was started with --margin 0.03, not 0.1; use"),
+        ('o: was started with aspect="free", not "1:1"; use', 'o: was started with --aspect "free", not "1:1"; use'),
+        ("o: was started with subjects=null, not 1; use", "o: was started with --subjects all, not 1; use"),
+        ("o: was started with subjects=2, not null; use", "o: was started with --subjects 2, not all; use"),
+        ("o: was started with boxes_only=false, not true; use", "o: was started without --boxes-only; use"),
+        ("o: was started with boxes_only=true, not false; use", "o: was started with --boxes-only, not without; use"),
+        ("o: was started with size=null, not 100; use", "o: was started without --size, not with 100; use"),
+        ("o: was started with size=100, not null; use", "o: was started with --size 100, not without; use"),
+        ('o: was started with model="0f", not "1f"; use', 'o: was started with model="0f", not "1f"; use'),
         ("photos/size=3/a.jpg: there is no such file", "photos/size=3/a.jpg: there is no such file"),
         ("size=3/a.jpg: there is no such file", "size=3/a.jpg: there is no such file"),
         ("size=3: holds no photos", "size=3: holds no photos"),
@@ -342,7 +344,7 @@ def test_messages_name_flags(said: str, in_flags: str) -> None:
         (["--out", "o", "--margin", "nan"], ("--margin nan", "give a number from 0 to 10")),
         (["--out", "o", "--workers", "-1"], ("--workers -1 must be 0 or more",)),
         (["--out", "o", "--device", "meta"], ("--device 'meta' does not compute here", "use cpu")),
-        (["--out", ""], ("--out '' is no folder; name one",)),
+        (["--out", ""], ("--out '' is not a folder; name one",)),
     ],
 )
 def test_mistakes_on_the_command_line(tmp_path: Path, model: Path, options: list[str], words: tuple[str, ...]) -> None:

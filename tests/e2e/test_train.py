@@ -81,7 +81,7 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
         _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert "\npatchlight: stopping as soon as all is saved; a second time stops at once\n" in error
-    assert error.endswith("; the same command with --resume goes on\n")
+    assert error.endswith("; run the same command with --resume to continue\n")
     judged = run(folder, "evaluate", "stopped", "photos")
     assert (judged.returncode, judged.stderr.count("\n")) == (2, 1)
     assert "stopped: this run is not finished; the command that began it goes on with --resume" in judged.stderr
@@ -94,7 +94,7 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
 def test_a_run_that_is_not_there_is_begun_aloud(folder: Path) -> None:
     done = run(folder, "train", "recipe.py", "--out", "rum", "--resume", "--set", "epochs=1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("patchlight: rum: there is no run to resume; beginning one\n")
+    assert done.stderr.startswith("patchlight: rum: there is no run to resume; starting one\n")
 
 
 def test_without_a_terminal_progress_is_told_in_lines(
@@ -132,7 +132,7 @@ def test_finetune_is_resumed_as_it_was_begun(folder: Path) -> None:
             Image.new("RGB", (24, 20), (number, 0, len(name))).save(folder / "photos" / name / f"more {number}.png")
     more = run(folder, *command, "--resume")
     assert more.returncode == 2
-    line = "patchlight: photos: the training photos have changed since mine was begun; put them back as they were"
+    line = "patchlight: photos: the training photos have changed since mine was started; restore them"
     assert line in more.stderr
 
 
@@ -225,9 +225,7 @@ def test_one_class_is_refused_before_anything_is_chosen(folder: Path, tmp_path: 
     shutil.copytree(folder / "photos" / "dark", tmp_path / "one" / "dark")
     done = run(tmp_path, "finetune", "one", "--out", "run")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "patchlight: one: all photos are of one class, 'dark'; add some of another to tell it from\n"
-    )
+    assert done.stderr == ("patchlight: one: all photos are of one class, 'dark'; add photos of another class\n")
 
 
 @pytest.mark.parametrize(

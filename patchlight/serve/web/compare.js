@@ -1,6 +1,6 @@
 // Two looks at one photo, side by side: two models, or two ways of reading one.
 
-import {byId, el, percent} from "./dom.js";
+import {byId, el, howSure, percent} from "./dom.js";
 import {attentionRows, largest, likeness, meanOf, paint, smallest} from "./heat.js";
 import * as seen from "./seen.js";
 import {Stage} from "./stage.js";
@@ -60,7 +60,7 @@ class Side {
     if (kind === "subject" || kind === "tokencut" || kind === "lost") {
       values = Float32Array.from(data.heat.values);
       most = 1;
-      words = `${{subject: "Subject", several: "Several", unsure: "Unsure", none: "None"}[data.decision]}, ${percent(data.confidence)} sure`;
+      words = `${{subject: "Subject", several: "Several", unsure: "Unsure", none: "None"}[data.decision]}, ${howSure(data)}`;
     } else if (kind === "rollout") {
       values = Float32Array.from(data.values);
     } else if (kind === "like") {

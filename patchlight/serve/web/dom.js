@@ -17,6 +17,8 @@ export function el(tag, settings = {}, ...children) {
 }
 
 export const percent = (share, digits = 0) => (100 * share).toFixed(digits) + " %";
+// The confidence is that of the best box; where nothing was found, "2 % sure" would read as its opposite.
+export const howSure = (found) => found.decision === "none" ? `best box ${percent(found.confidence)} likely` : percent(found.confidence) + " sure";
 export const css = (share) => (100 * share).toFixed(3) + "%";
 export const number = (value) => value.toLocaleString("en");
 

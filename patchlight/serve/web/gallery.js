@@ -1,7 +1,7 @@
 // All photos of this visit, and their crops in one archive.
 
 import * as api from "./api.js";
-import {byId, css, el, number, percent, readable, save} from "./dom.js";
+import {byId, css, el, howSure, number, readable, save} from "./dom.js";
 
 const LABELS = {subject: "Subject", several: "Several", unsure: "Unsure", none: "Nothing"};
 
@@ -35,7 +35,7 @@ export class Gallery {
     if (photo.error) {
       state.textContent = photo.error;
     } else if (photo.found) {
-      state.replaceChildren(el("i", {class: "dot " + photo.found.decision}), `${LABELS[photo.found.decision]} · ${percent(photo.found.confidence)}`);
+      state.replaceChildren(el("i", {class: "dot " + photo.found.decision}), `${LABELS[photo.found.decision]} · ${howSure(photo.found)}`);
     }
     if (photo.thumb && !thumb.firstChild) thumb.append(el("span", {class: "small"}, el("img", {src: photo.thumb, alt: ""}), el("i", {class: "line", hidden: true})));
     const line = thumb.querySelector(".line");

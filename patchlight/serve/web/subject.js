@@ -1,7 +1,7 @@
 // The subject: a box to be corrected, and its crop.
 
 import * as api from "./api.js";
-import {byId, choice, clamp, css, el, number, percent, save, slider, toggle} from "./dom.js";
+import {byId, choice, clamp, css, el, howSure, number, percent, save, slider, toggle} from "./dom.js";
 import {paint} from "./heat.js";
 
 const WORDS = {
@@ -99,7 +99,7 @@ export class SubjectTab {
     this.box.hidden = this.cut.hidden = this.others.hidden = !this.shown.box;
     const [title, words] = WORDS[found.decision];
     this.verdict.className = "verdict " + found.decision;
-    this.verdict.replaceChildren(el("p", {}, el("i", {class: "dot"}), el("strong", {text: title}), el("span", {class: "sure", text: percent(found.confidence) + " sure"})),
+    this.verdict.replaceChildren(el("p", {}, el("i", {class: "dot"}), el("strong", {text: title}), el("span", {class: "sure", text: howSure(found)})),
       el("div", {class: "meter"}, el("i")), el("p", {class: "soft", text: words}));
     this.verdict.querySelector(".meter i").style.width = css(found.confidence);
     this.others.replaceChildren(...found.subjects.map((subject, place) => {

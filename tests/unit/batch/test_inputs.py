@@ -57,7 +57,7 @@ def test_what_is_named_is_taken_whatever_it_is_and_once(tmp_path: Path, monkeypa
 def test_what_is_named_and_not_there_is_a_mistake_unless_it_was_there_before(tmp_path: Path) -> None:
     touch(tmp_path / "a.jpg")
     named = [tmp_path / "a.jpg", tmp_path / "gone.jpg"]
-    with pytest.raises(PatchlightError, match=r"gone\.jpg: there is no such file or folder; mend the path"):
+    with pytest.raises(PatchlightError, match=r"gone\.jpg: there is no such file or folder; correct the path"):
         find_photos(named, tmp_path / "out")
     with pytest.raises(PatchlightError, match=r"gone\.jpg"):
         find_photos(named, tmp_path / "out", lambda: [str(tmp_path / "a.jpg")])

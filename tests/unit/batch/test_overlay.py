@@ -167,5 +167,5 @@ def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, model: Pat
     shutil.rmtree(out)
     crop(photos, out, model, overlay=False)
     (out / "overlays" / "000.jpg.jpg").mkdir(parents=True)  # whoever may do all that he likes may not unlink a folder
-    with pytest.raises(PatchlightError, match=r"000\.jpg\.jpg: cannot be written .*; mend that, and run it again"):
+    with pytest.raises(PatchlightError, match=r"000\.jpg\.jpg: cannot be written .*; fix that and run it again"):
         crop(photos, out, model)

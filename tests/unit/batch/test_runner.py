@@ -252,7 +252,7 @@ def test_mistakes_leave_no_folder_behind(
             crop_photos([photos], out, model=model, device=device)
     assert not out.exists()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PatchlightError, match=r"^out='' is no folder; name one"):
+    with pytest.raises(PatchlightError, match=r"^out='' is not a folder; name one"):
         crop_photos([photos], "", model=model)
     assert not (tmp_path / ".run").exists()
     (tmp_path / "file").write_text("")
@@ -807,19 +807,19 @@ def test_a_folder_of_another_version_is_refused_as_that(photos: Path, tmp_path: 
     settings = json.loads((out / ".run" / "run.json").read_text())
     settings["version"] = 3  # when boxes had no confidence
     (out / ".run" / "run.json").write_text(json.dumps(settings))
-    with pytest.raises(PatchlightError, match="was begun by another version of this program"):
+    with pytest.raises(PatchlightError, match="was started by another version of this program"):
         crop(photos, out, model)
 
 
 def test_another_model_is_refused(photos: Path, tmp_path: Path, model: Path) -> None:
     crop(photos, tmp_path / "out", model)
     other = save_model(tmp_path / "other", seed=1)
-    with pytest.raises(PatchlightError, match=f"out: was begun with {model}, not {other}; use --overwrite"):
+    with pytest.raises(PatchlightError, match=f"out: was started with {model}, not {other}; use --overwrite"):
         crop(photos, tmp_path / "out", other)
     shutil.copytree(model, tmp_path / "trained further")
     crop(photos, tmp_path / "out2", tmp_path / "trained further")
     shutil.copytree(other, tmp_path / "trained further", dirs_exist_ok=True)
-    with pytest.raises(PatchlightError, match=r"was begun with .*trained further as it was then; use --overwrite"):
+    with pytest.raises(PatchlightError, match=r"was started with .*trained further as it was then; use --overwrite"):
         crop(photos, tmp_path / "out2", tmp_path / "trained further")
     shutil.copytree(model, tmp_path / "same")
     assert crop(photos, tmp_path / "out", tmp_path / "same").computed == 0
@@ -890,7 +890,7 @@ def test_a_run_that_overwrites_goes_on_where_it_was_and_begins_anew_once_it_has_
     finished = rows_in_journal(out)
     looked_at.clear()
     assert crop(photos, out, model, wide, overwrite=True, tell=lines.append).computed == 6 - finished < 6
-    assert lines == [f"{out}: was begun anew with these settings and stopped: this goes on with it"]
+    assert lines == [f"{out}: was started over with these settings and interrupted; continuing"]
     assert everything_in(out) == everything_in(tmp_path / "whole")
     assert crop(photos, out, model, wide, overwrite=True).computed == 6, "that one had finished"
     assert crop(photos, out, model, wide).nothing_to_do
@@ -951,7 +951,7 @@ def test_two_processes_on_one_output(photos: Path, tmp_path: Path, model: Path) 
     one.start()
     inside.wait(30)
     try:
-        with pytest.raises(PatchlightError, match="another process is at work there"):
+        with pytest.raises(PatchlightError, match="another process is working there"):
             crop(photos, out, model)
     finally:
         leave.set()

@@ -24,7 +24,7 @@ def test_photos_that_lie_where_crops_go_are_never_written_over(tmp_path: Path, m
     photos = make_photos(tmp_path / "own" / "crops", 2)
     before = [path.read_bytes() for path in photos]
     for overwrite in (False, True):
-        with pytest.raises(PatchlightError, match="lies where the crops of this run are written"):
+        with pytest.raises(PatchlightError, match="is in the folder that this run writes its crops to"):
             crop_photos(photos, tmp_path / "own", model=model, workers=0, overwrite=overwrite)
     assert [path.read_bytes() for path in photos] == before
 

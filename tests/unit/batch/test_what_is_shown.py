@@ -127,7 +127,7 @@ def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> 
     loaded = pl.load(model)
     assert loaded.labels is not None
     save(loaded, tmp_path / "other", groups=Groups(loaded.labels, ("thing",) * 5))
-    with pytest.raises(PatchlightError, match=r"begun with model\.groups="):
+    with pytest.raises(PatchlightError, match=r"started with model\.groups="):
         crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
 
 

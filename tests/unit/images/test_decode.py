@@ -345,7 +345,7 @@ def texts() -> dict[str, tuple[bytes, str, str]]:
         "SVG": (b'<?xml version="1.0"?>\n<svg xmlns="x"></svg>', "unsupported", "SVG"),
         "Git-LFS": (lfs, "not-an-image", "git lfs pull"),
         "text": ("Bäume\n".encode() * 400, "not-an-image", "text"),
-        "noise": (bytes(range(128, 256)) * 9, "not-an-image", "no image format"),
+        "noise": (bytes(range(128, 256)) * 9, "not-an-image", "not in an image format"),
         "zip": (b"PK\x03\x04" + bytes(60), "not-an-image", "archive"),
         "video": (b"\0\0\0\x18ftypisom" + bytes(60), "not-an-image", "video"),
     }
@@ -411,11 +411,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     nowhere.symlink_to(tmp_path / "absent")
     for path, reason, words in [
         (tmp_path / "absent.jpg", "missing", "no such file"),
-        (nowhere, "unreadable", "leads to nothing"),
+        (nowhere, "unreadable", "is broken"),
         (tmp_path / "zero\0byte", "missing", "no such file"),
         (folder, "unreadable", "a folder"),
         (pipe, "unreadable", "a named pipe"),
-        (loop, "unreadable", "circle"),
+        (loop, "unreadable", "form a loop"),
         (Path("/dev/zero"), "unreadable", "a device"),
         (tmp_path / ("x" * 300), "unreadable", "too long"),
     ]:

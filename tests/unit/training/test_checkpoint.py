@@ -227,7 +227,7 @@ def test_a_damaged_newest_is_passed_over_and_said(kind: str, place: float, tmp_p
     assert same(state, state_of(1000))
     assert len(notes) == 1
     reason = r"checksum" if kind == "flip" else r"[\d,]+ bytes instead of [\d,]+"
-    assert re.fullmatch(rf"step-00001234 is damaged \({reason}\); going on from step-00001000", notes[0])
+    assert re.fullmatch(rf"step-00001234 is damaged \({reason}\); continuing from step-00001000", notes[0])
 
 
 def test_a_missing_newest_is_passed_over_and_then_replaced(tmp_path: Path):
@@ -235,7 +235,7 @@ def test_a_missing_newest_is_passed_over_and_then_replaced(tmp_path: Path):
     write_checkpoint(tmp_path, 9, state_of(9)).unlink()
     found = read_newest(tmp_path)
     assert found is not None
-    assert found[2] == ["step-00000009 is damaged (missing); going on from step-00000001"]
+    assert found[2] == ["step-00000009 is damaged (missing); continuing from step-00000001"]
     write_checkpoint(tmp_path, 5, state_of(5))
     assert [line["step"] for line in index_of(tmp_path)] == [1, 5]
 
@@ -286,7 +286,7 @@ def test_a_missing_index_is_an_error_and_costs_no_file(tmp_path: Path):
     path = write_checkpoint(tmp_path, 1, state_of(1))
     (tmp_path / "checkpoints.json").unlink()
     for use in (lambda: read_newest(tmp_path), lambda: write_checkpoint(tmp_path, 2, {})):
-        with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.* step-00000001.safetensors .*anew"):
+        with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.* step-00000001.safetensors .*new run"):
             use()
     assert path.exists()
 

@@ -365,7 +365,7 @@ def test_a_set_in_memory_is_indexed_and_resized_once(photos: Path) -> None:
 def test_a_photo_that_is_gone_is_named(photos: Path, workers: int, crop: Any) -> None:
     dataset = open_dataset(photos)
     (photos / "bee" / "04.png").unlink()
-    with pytest.raises(PatchlightError, match=r"^bee/04\.png: missing .*; put the photo back") as caught:
+    with pytest.raises(PatchlightError, match=r"^bee/04\.png: missing .*; restore the photo") as caught:
         stream_of(dataset, workers=workers, augment=AugmentConfig(crop=crop))
     assert "\n" not in str(caught.value)
 

@@ -368,7 +368,7 @@ def test_unreadable_photos_are_left_out_named_and_counted(
     assert re.search(r"^accuracy +[\d.]+% of 30 photos \(95% interval ", printed.out, re.MULTILINE)
     assert re.search(r"^top-5 accuracy +[\d.]+%$", printed.out, re.MULTILINE)
     assert re.search(
-        r"^calibration error +[\d.]+%; [\d.]+% with temperature .* of the least loss on these",
+        r"^calibration error +[\d.]+%; [\d.]+% with temperature .*, the best on these",
         printed.out,
         re.MULTILINE,
     )
@@ -420,7 +420,7 @@ def test_a_full_disk_costs_neither_the_figures_nor_the_folder(
         printed = capsys.readouterr()
         assert printed.out.startswith("accuracy ")
         assert (
-            printed.err == "patchlight: made: cannot be written (No space left on device); make room, or name another "
+            printed.err == "patchlight: made: cannot be written (No space left on device); free some space, or name another "
             "folder\n"
         )
         assert Path("made").exists() == earlier
@@ -507,7 +507,7 @@ def test_a_model_without_labels_takes_classes_by_their_order(
         (
             lambda: None,
             ["model", "photos", "--out", "/proc/there"],
-            r"patchlight: /proc/there: cannot be written \(.*\); make room, or name another folder\n",
+            r"patchlight: /proc/there: cannot be written \(.*\); free some space, or name another folder\n",
         ),
         (lambda: None, ["model", "photos", "--device", "abacus"], r"patchlight: .*abacus.*\n"),
         (lambda: None, ["model", "photos", "--device", "meta"], r"patchlight: device='meta' cannot be used here .*\n"),

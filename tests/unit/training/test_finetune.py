@@ -48,8 +48,8 @@ def test_more_photos_let_more_of_the_model_learn(count: int, classes: int, block
     ("asked", "like", "said"),
     [
         (0, 20, "the head alone learns, on frozen features;"),
-        (4, 3_000, "the last 4 of 6 blocks learn, what lies before them stays as it is;"),
-        (6, 3_000, "all 6 blocks learn, what lies before them stays as it is;"),
+        (4, 3_000, "the last 4 of 6 blocks learn, everything before them is frozen;"),
+        (6, 3_000, "all 6 blocks learn, everything before them is frozen;"),
         (None, 50_000, "the whole model learns, earlier blocks more slowly;"),
     ],
 )

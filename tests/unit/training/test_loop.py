@@ -199,12 +199,12 @@ def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
     monkeypatch.setattr(Classification, "forward", poisoned)
     told: list[str] = []
     train(settings(photos, bad_losses=3), tmp_path / "some", tell=told.append)
-    assert [line.split(":")[0] for line in told if "left out" in line] == ["step 3", "step 4", "step 7"]
+    assert [line.split(":")[0] for line in told if "step skipped" in line] == ["step 3", "step 4", "step 7"]
     model = load(tmp_path / "some").model
     assert all(parameter.isfinite().all() for parameter in model.parameters())
     bad |= set(range(1, 1000))
     with pytest.raises(
-        PatchlightError, match="3 losses in a row were no numbers, the last at step 3; lower optim\\.lr"
+        PatchlightError, match="3 losses in a row were NaN or infinite, the last at step 3; lower optim\\.lr"
     ):
         train(settings(photos, bad_losses=3), tmp_path / "all")
     assert not (tmp_path / "all" / "model.safetensors").exists()
@@ -225,11 +225,11 @@ def test_gradients_that_are_no_numbers_never_reach_the_weights(
     monkeypatch.setattr(Classification, "forward", steep)
     told: list[str] = []
     train(settings(photos, checkpoint_every=1), tmp_path, tell=told.append)
-    assert [line.split(":")[0] for line in told if "left out" in line] == ["step 4"]
+    assert [line.split(":")[0] for line in told if "step skipped" in line] == ["step 4"]
     assert all(parameter.isfinite().all() for parameter in load(tmp_path).model.parameters())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["left_out"] for row in rows if "left_out" in row] == [0] * 3 + [1] * (STEPS - 3)
-    assert "1 steps were left out" in (tmp_path / "README.md").read_text()
+    assert "1 steps were skipped" in (tmp_path / "README.md").read_text()
 
 
 def test_a_finished_run_is_judged_again_and_says_so_once(whole: Path, photos: Path) -> None:
@@ -294,15 +294,15 @@ def test_lines_of_metrics_are_the_same_after_a_stop(photos: Path, tmp_path: Path
 def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(PatchlightError, match="holds a run already; go on with --resume"):
         train(settings(photos), whole)
-    with pytest.raises(PatchlightError, match=r"was begun with optim.lr=0.01, not 0.5"):
+    with pytest.raises(PatchlightError, match=r"was started with optim.lr=0.01, not 0.5"):
         train(settings(photos, **{"optim.lr": 0.5}), whole, resume=True)
     distilled = settings(photos, **{"distill.teacher": "x", "model.distill_token": True})
-    with pytest.raises(PatchlightError, match=r"was begun with distill"):
+    with pytest.raises(PatchlightError, match=r"was started with distill"):
         train(distilled, whole, resume=True)
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(PatchlightError, match=r"holds thesis.txt, but no run"):
         train(settings(photos), tmp_path)
-    with loop.RunFolder(whole).held(), pytest.raises(PatchlightError, match="another process is at work there"):
+    with loop.RunFolder(whole).held(), pytest.raises(PatchlightError, match="another process is working there"):
         train(settings(photos), whole, resume=True)
 
 
@@ -316,7 +316,7 @@ def test_other_photos_are_noticed(photos: Path, tmp_path: Path, monkeypatch: pyt
     for path in (copy / "red").glob("*.png"):
         path.write_bytes(path.read_bytes() + b"changed")
     with pytest.raises(
-        PatchlightError, match=r"photos: the training photos have changed since .*run was begun; put th"
+        PatchlightError, match=r"photos: the training photos have changed since .*run was started; restore th"
     ):
         train(settings(copy), tmp_path / "run", resume=True)
 

@@ -271,7 +271,7 @@ def test_a_row_that_was_cut_goes_on(
     monkeypatch.setattr(measuring, "train", stopping)
     assert ablations.main([*command, "--rows", "pooling=mean"]) == 130
     assert lines(out) == []
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
     assert ablations.main([*command, "--rows", "pooling=mean"]) == 0
     assert steps == list(range(1, 11))  # two epochs of five steps, none of them twice
     cut = lines(out)[0]["accuracy"]

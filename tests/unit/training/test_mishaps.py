@@ -123,7 +123,7 @@ def test_what_was_wrong_with_the_photos_stays_on_the_card(photos: Path, tmp_path
     assert "photos that cannot be read and were left out: 2" in told
     card = (tmp_path / "run" / "README.md").read_text()
     assert "photos that cannot be read and were left out\\: 2" in card
-    assert "photos to judge by that were learnt from, too, so that the results flatter it\\: 12" in card
+    assert "validation photos that are also among the training photos, which flatters the results\\: 12" in card
 
 
 def test_a_checkpoint_of_other_classes_gets_a_fresh_head(photos: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_checkpoints_without_their_index_are_not_thrown_away(
             train(settings(photos), tmp_path)
     (tmp_path / "checkpoints" / "checkpoints.json").unlink()
     monkeypatch.setattr(setup, "scan", lambda *given, **named: pytest.fail("all photos were read first"))
-    with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.*; bring it back, or start the run anew"):
+    with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.*; restore it, or start a new run"):
         train(settings(photos), tmp_path, resume=True)
     assert list((tmp_path / "checkpoints").glob("*.safetensors"))
 
@@ -228,7 +228,7 @@ def test_a_run_that_came_to_no_checkpoint_says_that_it_begins_anew(
             train(settings(photos), tmp_path)
     told: list[str] = []
     train(settings(photos), tmp_path, resume=True, tell=told.append)
-    assert f"{tmp_path}: had not come to a checkpoint; beginning at step 0" in told
+    assert f"{tmp_path}: had no checkpoint yet; starting from step 0" in told
     told.clear()
     train(settings(photos), tmp_path, resume=True, tell=told.append)
     assert not any("step 0" in line for line in told)
@@ -245,7 +245,7 @@ def test_a_stop_before_the_first_step_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "check_photos", interrupted)
-        with pytest.raises(Stopped, match="run: stopped before its first step; the same command begins again"):
+        with pytest.raises(Stopped, match="run: stopped before its first step; run the same command again"):
             train(settings(photos), tmp_path / "run")
     train(settings(photos), tmp_path / "run")
     assert load(tmp_path / "run").labels == ("blue", "green", "red")
@@ -266,11 +266,11 @@ def test_a_stop_before_a_run_goes_on_does_not_speak_of_its_beginning(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "check_photos", interrupted)
-        with pytest.raises(Stopped, match="stopped before it went on; the same command does"):
+        with pytest.raises(Stopped, match="stopped before it continued; run the same command again"):
             train(settings(photos), tmp_path, resume=True)
     told: list[str] = []
     train(settings(photos), tmp_path, resume=True, tell=told.append)
-    assert "going on after step 4 of 6" in told
+    assert "continuing after step 4 of 6" in told
 
 
 def test_a_stop_while_a_photo_is_read_is_not_the_photo_s_fault(
@@ -322,7 +322,7 @@ def test_what_compiles_does_not_hear_ctrl_c(
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        (where, "stopped after the last step; the same command with --resume judges and saves the model")
+        (where, "stopped after the last step; run the same command with --resume to evaluate and save the model")
         for where in ("write_checkpoint", "_judge", "save_finished")
     ],
 )
@@ -351,7 +351,7 @@ def test_a_stop_after_the_last_step_says_how_to_go_on(
 def test_answers_that_are_no_numbers_name_the_run_and_the_rate(photos: Path, tmp_path: Path) -> None:
     config = settings(photos, bad_losses=100, **{"optim.lr": 1e38, "optim.warmup": 0.0})
     with pytest.raises(
-        PatchlightError, match=r"run: what the model answers after step \d is no number; lower optim\.lr"
+        PatchlightError, match=r"run: the model's output after step \d is NaN or infinite; lower optim\.lr"
     ):
         train(config, tmp_path / "run")
 
@@ -359,9 +359,13 @@ def test_answers_that_are_no_numbers_name_the_run_and_the_rate(photos: Path, tmp
 @pytest.mark.parametrize(
     ("name", "module", "message"),
     [
-        ("curves.png", run_folder, r"curves\.png: could not be written \(No space left on device\); make room"),
-        ("README.md", run_folder, r"README\.md: could not be written \(No space left on device\); make room"),
-        ("model.safetensors", save, r"model\.safetensors: could not be written .*; make room, and resume: nothing"),
+        ("curves.png", run_folder, r"curves\.png: could not be written \(No space left on device\); free some space"),
+        ("README.md", run_folder, r"README\.md: could not be written \(No space left on device\); free some space"),
+        (
+            "model.safetensors",
+            save,
+            r"model\.safetensors: could not be written .*; free some space and resume: no training",
+        ),
     ],
 )
 def test_a_disk_that_is_full_at_the_end_is_said_and_the_run_resumed(

@@ -55,7 +55,7 @@ def test_unreadable_files_are_named_with_their_reason_and_left_out(photos: Path)
     assert found.problems == [
         "left out, a/cut.png: truncated (image file is truncated)",
         "left out, a/empty.png: empty (the file has no bytes)",
-        "left out, b/lost.png: unreadable (its symbolic link leads to nothing)",
+        "left out, b/lost.png: unreadable (its symbolic link is broken)",
         "left out, b/page.jpg: not-an-image (this is an HTML page)",
         "left out, b/pipe.png: unreadable (this is a named pipe, not a file)",
     ]

@@ -179,11 +179,11 @@ def test_a_cut_or_compressed_shard_is_refused(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {"0.png": bytes(5000), "0.cls": b"a"})
     whole = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[:3000])
-    with pytest.raises(PatchlightError, match=r"a\.tar: is no whole"):
+    with pytest.raises(PatchlightError, match=r"a\.tar: is not a whole"):
         open_dataset(tmp_path / "a.tar")
     with tarfile.open(tmp_path / "b.tar", "w:gz") as archive:
         archive.add(tmp_path / "a.tar")
-    with pytest.raises(PatchlightError, match=r"b\.tar: is no whole"):
+    with pytest.raises(PatchlightError, match=r"b\.tar: is not a whole"):
         open_dataset(tmp_path / "b.tar")
 
 
