@@ -34,7 +34,9 @@ from patchlight.batch.pool import Pool
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.work import Seen, read_photo
-from patchlight.localizing import find
+from patchlight.localizing import detector
+from patchlight.localizing.detector import Detector
+from patchlight.localizing.heat import Method
 from patchlight.weights.load import Loaded, load
 
 DIFFERENT = 32
@@ -78,12 +80,12 @@ def model_rate(loaded: Loaded, device: torch.device, batch: int) -> float:
     """Photos a second that the model looks at, with all of them there."""
     size = loaded.preprocess.config.image_size
     levels = [np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)] * images_at_once(device, batch)
-    rounds = 30 if device.type == "cuda" else 3
+    rounds, finds = 30 if device.type == "cuda" else 3, Detector.of(loaded)
 
     def look(times: int) -> None:
         for _ in range(times):
             images_BCHW = loaded.preprocess.batch(levels, device)
-            find.HeatPass(loaded, images_BCHW, ["auto"]).heat("auto")
+            finds.heat(images_BCHW)
         if device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -105,22 +107,22 @@ def watched(device: torch.device) -> Iterator[list[tuple[Any, Any]]]:
         event.record()
         return event
 
-    class Watched(find.HeatPass):
+    class Watched(detector.HeatPass):
         def __init__(self, *given: Any, **named: Any) -> None:
             self.begun = now()
             super().__init__(*given, **named)
 
-        def heat(self, method: str = "auto") -> torch.Tensor:
+        def heat(self, method: Method) -> torch.Tensor:
             heat_Bhw = super().heat(method)
             seen.append((self.begun, now()))
             return heat_Bhw
 
-    before = find.HeatPass
-    find.HeatPass = Watched  # type: ignore[misc]
+    before = detector.HeatPass
+    detector.HeatPass = Watched  # type: ignore[misc]
     try:
         yield seen
     finally:
-        find.HeatPass = before  # type: ignore[misc]
+        detector.HeatPass = before  # type: ignore[misc]
 
 
 def seconds_in(spans: list[tuple[Any, Any]], device: torch.device) -> float:

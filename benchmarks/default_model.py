@@ -40,8 +40,8 @@ from torch import Tensor
 
 import patchlight as pl
 from patchlight.images.decode import decode
-from patchlight.localizing.find import from_heat
-from patchlight.localizing.heat import HeatPass, resolve_method
+from patchlight.localizing.detector import Detector
+from patchlight.localizing.heat import HeatPass
 from patchlight.weights.groups import UNKNOWN, Named, read_groups
 
 CORNERS = ("top left", "top right", "bottom left", "bottom right")
@@ -144,6 +144,7 @@ def localisation(
 ) -> tuple[Overlaps, dict[str, float]]:
     """The overlaps, and the seconds that the model and each method's maps and boxes took."""
     overlaps, seconds = Overlaps(), dict.fromkeys(["reading", "model", *methods], 0.0)
+    detectors = {method: Detector.of(loaded, method) for method in methods}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
@@ -156,16 +157,15 @@ def localisation(
             views = [view for _, view in prepared]
             seconds["reading"] += time.perf_counter() - began
             began = time.perf_counter()
-            looks = HeatPass(loaded, images_BCHW, methods)
+            heat_pass = HeatPass(loaded, images_BCHW, [detector.method for detector in detectors.values()])
             finish(loaded)
             seconds["model"] += time.perf_counter() - began
             for item in items:
                 for name, box in boxes_that_look_at_nothing(item.photo.size).items():
                     overlaps.add(item, name, box)
-            for method in methods:
+            for method, detector in detectors.items():
                 began = time.perf_counter()
-                used = resolve_method(loaded, method)
-                found = from_heat(looks.heat(method), views, loaded.config, used)
+                found = detector.judge(heat_pass.heat(detector.method), views)
                 seconds[method] += time.perf_counter() - began
                 for item, result in zip(items, found, strict=True):
                     overlaps.add(item, method, result.subjects[0].box if result.subjects else None)
@@ -333,7 +333,7 @@ def main() -> None:
     try:
         loaded = pl.load(arguments.model, device=arguments.device)
         for method in arguments.methods or ():
-            resolve_method(loaded, method)
+            Detector.of(loaded, method)
     except pl.PatchlightError as error:
         parser.error(str(error))
     if arguments.triage:

@@ -44,18 +44,10 @@ from default_model import CORNERS, SHARED, Shown, boxes_that_look_at_nothing, fi
 import patchlight as pl
 from patchlight.config import Calibration
 from patchlight.files import replacing
-from patchlight.images.decode import Decoded, decode
+from patchlight.images.decode import decode
 from patchlight.localizing.calibrate import PRECISION, fit
 from patchlight.localizing.decide import measure
-from patchlight.localizing.find import (
-    Localization,
-    calibration_for,
-    from_heat,
-    localize_tiles,
-    look_again,
-    regions_by,
-)
-from patchlight.localizing.heat import HeatPass, resolve_method
+from patchlight.localizing.detector import Detector, DetectorOptions, Localization, regions_by
 
 PLACES = ("centred", "off-centre")
 EMPTY = "without a subject"
@@ -238,6 +230,8 @@ def answers(
     batch: int = 32,
 ) -> Iterator[Answer]:
     """What each method says of each example, and the boxes that look at nothing."""
+    options = DetectorOptions(second_look=second_look, tiles=tiles)
+    detectors = {method: Detector.of(loaded, method, options) for method in methods}
     waiting, done = iter(examples), 0
     while part := list(islice(waiting, batch)):
         tell(f"photos {done:,}")
@@ -246,26 +240,10 @@ def answers(
         for example in part:
             for name, box in boxes_that_look_at_nothing(example.photo.size).items():
                 yield Answer(example, name, example.overlap(box), None)
-        for method, found in each_method(loaded, photos, methods, tiles):
-            if second_look:
-                found = look_again(loaded, photos, found)
-            for example, each in zip(part, found, strict=True):
-                yield Answer(example, method, example.overlap(each.subjects[0].box if each.subjects else None), each)
-
-
-def each_method(
-    loaded: pl.Loaded, photos: Sequence[Decoded], methods: Sequence[str], tiles: tuple[int, int] | None
-) -> Iterator[tuple[str, list[Localization]]]:
-    if tiles is not None:
-        for method in methods:
-            yield method, [localize_tiles(loaded, photo, tiles, method) for photo in photos]
-        return
-    images, views = zip(*map(loaded.preprocess, photos), strict=True)
-    looks = HeatPass(loaded, torch.stack(images), methods)
-    for method in methods:
-        used = resolve_method(loaded, method)
-        calibration = calibration_for(loaded, used)
-        yield method, from_heat(looks.heat(method), views, loaded.config, used, calibration=calibration)
+        for method, detector in detectors.items():
+            for example, found in zip(part, detector(photos, batch), strict=True):
+                box = found.subjects[0].box if found.subjects else None
+                yield Answer(example, method, example.overlap(box), found)
 
 
 def calibrate(said: Sequence[Answer]) -> Calibration:
@@ -289,7 +267,7 @@ def decided_again(said: Iterable[Answer], loaded: pl.Loaded, calibration: Calibr
     for answer in said:
         if answer.found is not None:
             old = answer.found
-            (new,) = from_heat(old.heat_hw[None], [old.view], loaded.config, old.method, calibration=calibration)
+            (new,) = Detector(loaded, old.method, calibration).judge(old.heat_hw[None], [old.view])
             answer = answer._replace(found=replace(old, decision=new.decision, confidence=new.confidence))
         again.append(answer)
     return again
@@ -392,7 +370,7 @@ def main() -> None:
     try:
         loaded = pl.load(arguments.model, device=arguments.device)
         for method in arguments.methods or ["subject"] * arguments.calibrate:
-            resolve_method(loaded, method)
+            Detector.of(loaded, method)
     except pl.PatchlightError as error:
         parser.error(str(error))
     possible = ["lost", "tokencut", "features"]

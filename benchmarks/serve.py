@@ -86,6 +86,8 @@ def is_equal(answer: Any, found: pl.Localization) -> bool:
         answer["decision"] == found.decision
         and answer["confidence"] == found.confidence
         and [subject["box"] for subject in answer["subjects"]] == boxes
+        and [subject["confidence"] for subject in answer["subjects"]] == [each.confidence for each in found.subjects]
+        and answer["named"]["label"] == (found.named and found.named.label)
         and answer["heat"]["values"] == found.heat_hw.flatten().tolist()
     )
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import patchlight as pl
 from patchlight.images.decode import decode
-from patchlight.localizing.find import from_heat
+from patchlight.localizing.detector import Detector
 from patchlight.models.attention import Heads
 from patchlight.models.merging import Merged, MergingViT
 
@@ -91,6 +91,7 @@ def quality(loaded: pl.Loaded, folder: Path, rows: list[dict[str, Any]], rates: 
         images_BCHW = torch.stack([image_CHW for image_CHW, _ in prepared]).to(weight)
         parts.append((part, images_BCHW, [view for _, view in prepared]))
     plain: list[Tensor] = []
+    detector = Detector.of(loaded, "subject")
     for r in rates:
         right, overlaps, cosines, tokens = [], [], [], 0
         for number, (part, images_BCHW, views) in enumerate(parts):
@@ -98,7 +99,7 @@ def quality(loaded: pl.Loaded, folder: Path, rows: list[dict[str, Any]], rates: 
             if r == rates[0]:
                 plain.append(features_BD)
             cosines += F.cosine_similarity(features_BD, plain[number]).tolist()
-            found = from_heat(heat_Bhw, views, loaded.config, "subject")
+            found = detector.judge(heat_Bhw, views)
             for row, localization, answer in zip(part, found, logits_BK.argmax(1).tolist(), strict=True):
                 box = localization.subjects[0].box if localization.subjects else None
                 overlaps.append(0.0 if box is None else box.iou(pl.Box(*row["box"])))

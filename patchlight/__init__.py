@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from patchlight.geometry import View as View
     from patchlight.images.decode import ImageError as ImageError
     from patchlight.images.decode import decode as decode
-    from patchlight.localizing.find import Localization as Localization
-    from patchlight.localizing.find import Subject as Subject
-    from patchlight.localizing.find import localize as localize
+    from patchlight.localizing.detector import Localization as Localization
+    from patchlight.localizing.detector import Subject as Subject
+    from patchlight.localizing.detector import localize as localize
     from patchlight.models.convnext import ConvNeXt as ConvNeXt
     from patchlight.models.swin import Swin as Swin
     from patchlight.models.vit import ViT as ViT
@@ -43,11 +43,11 @@ _HOMES = {
     "Costs": "patchlight.costing",
     "ImageError": "patchlight.images.decode",
     "Loaded": "patchlight.weights.load",
-    "Localization": "patchlight.localizing.find",
+    "Localization": "patchlight.localizing.detector",
     "PatchlightError": "patchlight.errors",
     "Prediction": "patchlight.classification",
     "PreprocessConfig": "patchlight.config",
-    "Subject": "patchlight.localizing.find",
+    "Subject": "patchlight.localizing.detector",
     "Swin": "patchlight.models.swin",
     "SwinConfig": "patchlight.families",
     "ViT": "patchlight.models.vit",
@@ -58,7 +58,7 @@ _HOMES = {
     "costs": "patchlight.costing",
     "decode": "patchlight.images.decode",
     "load": "patchlight.weights.load",
-    "localize": "patchlight.localizing.find",
+    "localize": "patchlight.localizing.detector",
     "save": "patchlight.weights.save",
     "variant": "patchlight.families",
 }

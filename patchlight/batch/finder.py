@@ -5,28 +5,26 @@ the model looks at one photo at a time, in a thread for each core, which is no s
 filled up to the same size.
 """
 
-import dataclasses
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
 
-from patchlight.batch.settings import CropSettings
 from patchlight.batch.work import Failed, Seen, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError
-from patchlight.localizing.find import Localization, localize, localize_batch, look_again, read
+from patchlight.localizing.detector import Detector, Localization
 from patchlight.models.prepack import prepack_linears
-from patchlight.weights.load import Loaded
 
 
 class Finder:
-    """A model on its device; its methods may be called in `threads` threads at a time."""
+    """A detector on its device; its methods may be called in `threads` threads at a time."""
 
-    def __init__(self, loaded: Loaded, settings: CropSettings, batch_size: int, tell: Callable[[str], None]) -> None:
-        self.loaded, self.settings, self.tell = loaded, settings, tell
-        self.device = loaded.model.norm.weight.device
+    def __init__(self, detector: Detector, batch_size: int, tell: Callable[[str], None]) -> None:
+        self.detector, self.tell = detector, tell
+        self.device = detector.device
         self.at_once = images_at_once(self.device, batch_size)
         """Photos; fewer, once memory has run out."""
         # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
@@ -34,7 +32,9 @@ class Finder:
 
     def get_ready(self) -> None:
         """Before the first look, where there is anything to look at."""
-        self.loaded = dataclasses.replace(self.loaded, model=prepack_linears(self.loaded.model))
+        loaded = self.detector.loaded
+        packed = replace(loaded, model=prepack_linears(loaded.model))
+        self.detector = replace(self.detector, loaded=packed)
 
     def look_at(self, photos: Sequence[Seen]) -> list[Localization | Failed]:
         found: list[Localization | Failed] = []
@@ -43,17 +43,9 @@ class Finder:
             part = photos[len(found) : len(found) + at_once]
             filled = [*part, *[part[-1]] * (at_once - len(part))]
             try:
-                images_BCHW = self.loaded.preprocess.batch([photo.level_HWC for photo in filled], self.device)
-                several = localize_batch(
-                    self.loaded,
-                    images_BCHW,
-                    [photo.view for photo in filled],
-                    self.settings.method,
-                    most=self.settings.subjects,
-                    threshold=self.settings.threshold,
-                    min_area=self.settings.min_area,
-                )
-                found += several[: len(part)]
+                levels = [photo.level_HWC for photo in filled]
+                images_BCHW = self.detector.loaded.preprocess.batch(levels, self.device)
+                found += self.detector.look(images_BCHW, [photo.view for photo in filled])[: len(part)]
             except PatchlightError as error:  # images of a size that the model does not take
                 found += [Failed("unsupported", str(error), photo.stamp) for photo in part]
             except RuntimeError as error:
@@ -62,43 +54,24 @@ class Finder:
 
     def look_closely(self, files: Sequence[str]) -> list[Localization | Failed]:
         """With a second look or tiles, for which the photo is read once more, here."""
-
-        def look(file: str) -> list[Localization]:
-            return localize(
-                [file],
-                self.loaded,
-                self.settings.method,
-                subjects=self.settings.subjects or "all",
-                threshold=self.settings.threshold,
-                min_area=self.settings.min_area,
-                second_look=self.settings.second_look,
-                tiles=self.settings.tiles,
-                batch_size=self.at_once,
-            )
-
-        return [found for file in files for found in self._closer(file, look)]
+        return [self._closer(file, lambda file: self.detector([file])) for file in files]
 
     def look_again_at(self, file: str, first: Localization) -> list[Localization | Failed]:
         """A second look at what is left of a frame's finds."""
+        return [self._closer(file, lambda file: self.detector.look_again([self.detector.read(file)], [first]))]
 
-        def look(file: str) -> list[Localization]:
-            photo = read(file, self.loaded.preprocess, (2, 2))
-            return look_again(self.loaded, [photo], [first], self.settings.threshold)
-
-        return self._closer(file, look)
-
-    def _closer(self, file: str, look: Callable[[str], list[Localization]]) -> list[Localization | Failed]:
+    def _closer(self, file: str, look: Callable[[str], list[Localization]]) -> Localization | Failed:
         """What a closer look at one photo finds; what goes wrong with the photo costs its own row alone."""
         try:
-            return [*look(file)]
+            return look(file)[0]
         except ImageError as error:
-            return [Failed(error.reason, error.detail, stamp_of(file))]
+            return Failed(error.reason, error.detail, stamp_of(file))
         except PatchlightError as error:
-            return [Failed("unsupported", str(error), stamp_of(file))]
+            return Failed("unsupported", str(error), stamp_of(file))
         except torch.OutOfMemoryError:
             raise PatchlightError(
-                f"{self.loaded.provenance.source}: closer looks do not fit into the device's memory; leave out "
-                "--second-look and --tiles, or use --device cpu"
+                f"{self.detector.loaded.provenance.source}: closer looks do not fit into the device's memory; leave "
+                "out --second-look and --tiles, or use --device cpu"
             ) from None
         except RuntimeError as error:
             give_up(self.device, error)

@@ -32,8 +32,7 @@ from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, read_ph
 from patchlight.files import Unwritable, writing
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut
-from patchlight.localizing.find import Localization, calibration_for
-from patchlight.localizing.heat import resolve_method
+from patchlight.localizing.detector import Localization
 from patchlight.signals import Stopped, StopRequest
 
 _SYNC_SECONDS = 2.0
@@ -247,14 +246,13 @@ class CropPipeline:
             new.fail(Failed("unreadable", photo.trouble))
         else:
             thumb = self.folder.thumbs / thumbnail_name(photo.place) if self.thumbs else None
-            config = self.finder.loaded.preprocess.config
+            config = self.finder.detector.loaded.preprocess.config
             new.reading = self.pool.submit(read_photo, photo.file, config, thumb, self.book is not None)
         return new
 
     def _judged(self, sequences: Iterable[tuple[FrameSequence, set[int]]]) -> Iterator[_Photo]:
         """The photos of sequences that have no rows yet, one sequence being judged ahead of those in the line."""
         assert self.book is not None
-        method = resolve_method(self.finder.loaded, self.settings.method)
         judging: deque[tuple[FrameSequence, set[int], Future[list[tuple[Localization, bool]]]]] = deque()
         for sequence, missing in sequences:
             files = [self.photos[number].file for number in sequence.members]
@@ -262,12 +260,7 @@ class CropPipeline:
                 judged,
                 [self.book.look(file) for file in files],
                 [self.book.entries[file].frame.time for file in files],
-                self.finder.loaded.model.config,
-                method,
-                calibration_for(self.finder.loaded, method),
-                self.settings.subjects,
-                self.settings.threshold,
-                self.settings.min_area,
+                self.finder.detector,
             )
             judging.append((sequence, missing, future))
             if len(judging) == 2:

@@ -13,7 +13,7 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
-    from patchlight.localizing.find import Localization
+    from patchlight.localizing.detector import Localization
 
 VERSION = 4
 

@@ -25,8 +25,7 @@ from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
 from patchlight.config import require
 from patchlight.errors import PatchlightError
 from patchlight.images.crop import Cut, parse_aspect
-from patchlight.localizing.find import is_calibrated
-from patchlight.localizing.heat import resolve_method
+from patchlight.localizing.detector import Detector
 from patchlight.signals import asked_to_stop
 from patchlight.weights.load import Loaded, load
 
@@ -68,11 +67,11 @@ def crop_photos(
         loaded = model if isinstance(model, Loaded) else _loaded(model, torch.device(device))
         for note in loaded.notes:
             tell(f"{loaded.provenance.source}: {note}")
-        method = resolve_method(loaded, settings.method)
-        if not is_calibrated(loaded, method):
+        detector = Detector.of(loaded, settings.method, settings.detector_options)
+        if not detector.is_calibrated:
             tell(
-                f"{loaded.provenance.source}: its confidence by the method {method!r} is not calibrated: it puts "
-                "photos in order, and promises nothing"
+                f"{loaded.provenance.source}: its confidence by the method {detector.method!r} is uncalibrated: rank "
+                "photos by it, and do not read it as a probability"
             )
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
         if settings.lossless and not settings.boxes_only and jpegtran is None:
@@ -107,14 +106,14 @@ def crop_photos(
             if settings.burst:
                 book = FrameStore(folder.looks)
                 stack.callback(book.close)
-            finder = Finder(loaded, settings, batch_size, tell)
+            finder = Finder(detector, batch_size, tell)
             line = CropPipeline(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
             computed = line.work(asked)
             inputs = replace(inputs, photos=photos)
             wanted = Wanted(tuple(formats), report, overlay)
             if not computed and (earlier := earlier_summary(folder, inputs, journal, wanted)):
                 return earlier
-            return finish(folder, inputs, journal, loaded, made_with, wanted, computed, line.seconds, pool, steps)
+            return finish(folder, inputs, journal, detector, made_with, wanted, computed, line.seconds, pool, steps)
 
 
 def _loaded(model: str | PathLike[str], device: torch.device) -> Loaded:

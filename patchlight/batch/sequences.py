@@ -24,11 +24,9 @@ from patchlight.batch.frames import Clock, Frame, group_bursts, unpack_thumb
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import Lines, as_stamp
 from patchlight.batch.work import Seen, Stamp
-from patchlight.config import Calibration
-from patchlight.families import ModelConfig
 from patchlight.geometry import View
-from patchlight.localizing.find import Localization, from_heat, with_name
-from patchlight.localizing.heat import Method
+from patchlight.localizing.decide import GENERIC
+from patchlight.localizing.detector import Detector, Localization, with_name
 from patchlight.weights.groups import Named
 
 
@@ -172,14 +170,7 @@ def _clock_time(frame: Frame) -> str | None:
 
 
 def judged(
-    looks: Sequence[FrameHeat],
-    times: Sequence[float | None],
-    config: ModelConfig,
-    method: Method,
-    calibration: Calibration,
-    most: int | None,
-    threshold: float | None,
-    min_area: float,
+    looks: Sequence[FrameHeat], times: Sequence[float | None], detector: Detector
 ) -> list[tuple[Localization, bool]]:
     """What was found in the frames of a sequence, once what never moves is taken away, and whether a frame shows
     nothing but the scene.
@@ -189,22 +180,20 @@ def judged(
     """
     heats_Thw = np.stack([look.heat_hw for look in looks])
     result = judge(heats_Thw, np.stack([look.thumb_HWC for look in looks]), times_T=times)
+    options = replace(detector.options, threshold=0.5, min_area=max(detector.options.min_area, MOVED_SHARE))
+    # What changed of a patch is a share of it, as what a subject covers is.
+    of_changes = replace(detector, method="subject", calibration=GENERIC["subject"], options=options)
 
-    def finds(frame: int, heat_hw: npt.NDArray[np.float32]) -> Localization:
-        heat_1hw, views = torch.from_numpy(heat_hw)[None], [looks[frame].view]
-        return from_heat(heat_1hw, views, config, method, most, threshold, min_area, calibration)[0]
-
-    def moved(frame: int) -> Localization:
-        heat_1hw, views = torch.from_numpy(result.changed_Thw[frame])[None], [looks[frame].view]
-        return from_heat(heat_1hw, views, config, "subject", most, 0.5, max(min_area, MOVED_SHARE))[0]
+    def finds(frame: int, heat_hw: npt.NDArray[np.float32], by: Detector = detector) -> Localization:
+        return by.judge(torch.from_numpy(heat_hw)[None], [looks[frame].view])[0]
 
     answers = []
     for frame, unchanged in enumerate(result.unchanged_T.tolist()):
         found = finds(frame, result.heats_Thw[frame])
         if found.decision != "none" or finds(frame, heats_Thw[frame]).decision == "none":
             found = replace(found, decision=settle(found.decision, unchanged))
-        elif (other := moved(frame)).subjects:
-            sure = max(found.confidence, calibration.nothing)
+        elif (other := finds(frame, result.changed_Thw[frame], of_changes)).subjects:
+            sure = max(found.confidence, detector.calibration.nothing)
             subjects = tuple(replace(each, confidence=sure) for each in other.subjects)
             found = replace(found, subjects=subjects, mask_hw=other.mask_hw, decision="unsure", confidence=sure)
         name = looks[frame].named

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from patchlight.config import JsonConfig, check_types, require
 from patchlight.images.crop import parse_aspect
-from patchlight.localizing.find import MOST_TILES
+from patchlight.localizing.detector import MOST_TILES, DetectorOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,3 +51,13 @@ class CropSettings(JsonConfig):
             f"lossless=True does not go with size={self.size}, for scaling makes new pixels; leave one out",
         )
         parse_aspect(self.aspect)
+
+    @property
+    def detector_options(self) -> DetectorOptions:
+        return DetectorOptions(
+            subjects=self.subjects,
+            threshold=self.threshold,
+            min_area=self.min_area,
+            second_look=self.second_look,
+            tiles=None if self.tiles is None else (self.tiles, self.tiles),
+        )

@@ -19,8 +19,7 @@ from patchlight.batch.rows import Row
 from patchlight.batch.work import make_thumbnail, stamp_of
 from patchlight.config import PreprocessConfig
 from patchlight.files import writing
-from patchlight.localizing.find import calibration_for, is_calibrated
-from patchlight.localizing.heat import resolve_method
+from patchlight.localizing.detector import Detector
 from patchlight.weights.load import Loaded
 
 
@@ -123,7 +122,7 @@ def finish(
     folder: ResultFolder,
     inputs: Inputs,
     journal: Journal,
-    loaded: Loaded,
+    detector: Detector,
     made_with: dict[str, Any],
     wanted: Wanted,
     computed: int,
@@ -131,7 +130,7 @@ def finish(
     pool: Pool,
     steps: Steps,
 ) -> Summary:
-    photos = inputs.photos
+    photos, loaded = inputs.photos, detector.loaded
 
     def rows() -> Iterator[Row]:
         return steps.through((journal.row(photo) for photo in photos), len(photos), "write")
@@ -141,7 +140,6 @@ def finish(
     # What an earlier call wrote is kept up to date; results.csv is, anyway.
     kept = {each for each in get_args(Format) if each != "csv" and (folder.path / file_of(each)).exists()}
     formats = [each for each in get_args(Format) if each in {*wanted.formats, *kept}]
-    method = resolve_method(loaded, made_with["method"])
     for each in formats:
         export(
             folder.path,
@@ -149,7 +147,7 @@ def finish(
             rows,
             base=inputs.base,
             detector=loaded.provenance.source,
-            calibration=calibration_for(loaded, method),
+            calibration=detector.calibration,
         )
     if wanted.report:
         thumbs = _draw_thumbnails(folder, photos, journal, loaded.preprocess.config, pool, steps)
@@ -170,7 +168,7 @@ def finish(
         **({"encoded": sum(journal.entries[photo.file].encoded for photo in photos)} if made_with["lossless"] else {}),
         **({"bursts": counts.of_bursts()} if made_with["burst"] else {}),
         **counts.of_names(loaded),
-        "calibrated": is_calibrated(loaded, method),
+        "calibrated": detector.is_calibrated,
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
         "model": {
             "source": loaded.provenance.source,

@@ -33,7 +33,7 @@ from patchlight.models.token_geometry import TokenGeometry
 from patchlight.models.vit import Block, Visit, ViT
 from patchlight.weights.load import Loaded
 
-Method = Literal["auto", "subject", "cls", "rollout", "lost", "tokencut", "features"]
+Method = Literal["subject", "cls", "rollout", "lost", "tokencut", "features"]
 Side = Literal["border", "seed"]
 
 ALIKE = 0.2
@@ -60,8 +60,9 @@ BYTES_AT_ONCE = 2**28
 
 def resolve_method(loaded: Loaded, method: str) -> Method:
     """The method that is used for this model: "auto" decided, and one that the model cannot do refused."""
-    if method not in get_args(Method):
-        raise PatchlightError(f"method={method!r} is not known; it is one of {', '.join(get_args(Method))}")
+    known = ("auto", *get_args(Method))
+    if method not in known:
+        raise PatchlightError(f"method={method!r} is not known; it is one of {', '.join(known)}")
     model = loaded.model
     if not isinstance(model, ViT):
         if method in ("subject", "cls", "rollout"):
@@ -79,7 +80,8 @@ def resolve_method(loaded: Loaded, method: str) -> Method:
 
 def heat_maps(loaded: Loaded, images_BCHW: Tensor, method: str = "auto") -> Tensor:
     """Where the subjects of these images are, from 0 to 1: heat_Bhw float32, on the model's device."""
-    return HeatPass(loaded, images_BCHW, [method]).heat(method)
+    used = resolve_method(loaded, method)
+    return HeatPass(loaded, images_BCHW, [used]).heat(used)
 
 
 class HeatPass:
@@ -93,14 +95,14 @@ class HeatPass:
         self,
         loaded: Loaded,
         images_BCHW: Tensor,
-        methods: Sequence[str] = ("auto",),
+        methods: Sequence[Method],
         visit: Visit | None = None,
     ) -> None:
         """With `visit`, which is shown each block of a ViT as it is passed, the pass is made whatever the methods."""
         self.loaded = loaded
         model = loaded.model
         check_image(images_BCHW, model.config.in_channels)
-        wanted = {resolve_method(loaded, method) for method in methods}
+        wanted = set(methods)
         weight = model.norm.weight
         self.images_BCHW = images_BCHW.to(weight.device, weight.dtype)
         self.grid = model.config.grid_for((images_BCHW.shape[2], images_BCHW.shape[3]))
@@ -132,14 +134,13 @@ class HeatPass:
             self.features_BPD = model.tokens(self.images_BCHW).float()
 
     @torch.no_grad()
-    def heat(self, method: str = "auto") -> Tensor:
+    def heat(self, method: Method) -> Tensor:
         """The map of one method, which has to be among those that the pass was made for: heat_Bhw."""
-        used = resolve_method(self.loaded, method)
-        if used == "rollout":
+        if method == "rollout":
             heat_Bhw = rollout(self.loaded.model, self.images_BCHW).float()
             return _divide_by_max(heat_Bhw.flatten(1)).view_as(heat_Bhw)
-        assert self.last or self.features_BPD is not None, f"name {used} among the methods, so that the pass is made"
-        match used:
+        assert self.last or self.features_BPD is not None, f"name {method} among the methods, so that the pass is made"
+        match method:
             case "subject":
                 assert self.loaded.subject is not None
                 assert self.last is not None
@@ -152,7 +153,7 @@ class HeatPass:
             case "features":
                 assert self.features_BPD is not None
                 heat_BP = leading_component(self.features_BPD, self.grid)
-            case _:
+            case "tokencut":
                 heat_BP = tokencut(self._keys_BPD(), self.grid)
         return heat_BP.unflatten(1, self.grid)
 

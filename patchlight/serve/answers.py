@@ -85,9 +85,20 @@ class HeatMap(BaseModel):
     values: Annotated[list[float], Field(description="Row by row")]
 
 
+class Naming(BaseModel):
+    """What a photo shows; group and label are null where the model's classes have no groups, the label also where none
+    is sure."""
+
+    group: Annotated[str | None, Field(description="What it shows: animal, thing, ..., or unknown")] = None
+    group_confidence: Annotated[float | None, Field(description="The summed probability of its classes")] = None
+    label: Annotated[str | None, Field(description="The finest name with at least half of the probability")] = None
+    label_confidence: float | None = None
+
+
 class FoundSubject(BaseModel):
     box: Corners
-    score: float
+    score: Annotated[float, Field(description="The mean heat of its patches")]
+    confidence: Annotated[float, Field(description="That the box overlaps a subject's by half or more")]
 
 
 class Found(BaseModel):
@@ -95,6 +106,9 @@ class Found(BaseModel):
     confidence: float
     method: str
     subjects: list[FoundSubject]
+    named: Annotated[
+        Naming | None, Field(description="What the photo shows; null by a model whose classes have no names")
+    ]
     heat: HeatMap
     mask: Annotated[list[int], Field(description="1 where a patch belongs to a subject, row by row")]
 
@@ -140,14 +154,8 @@ class LabelledShare(BaseModel):
     probability: float
 
 
-class Classes(BaseModel):
-    """Group and label are null where the model's classes have no groups, the label also where none is sure."""
-
+class Classes(Naming):
     classes: list[LabelledShare]
-    group: Annotated[str | None, Field(description="What it shows: animal, thing, ..., or unknown")] = None
-    group_confidence: Annotated[float | None, Field(description="The summed probability of its classes")] = None
-    label: Annotated[str | None, Field(description="The finest name with at least half of the probability")] = None
-    label_confidence: float | None = None
 
 
 class CostsAnswer(BaseModel):

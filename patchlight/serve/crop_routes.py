@@ -4,6 +4,7 @@ import io
 import math
 import re
 import zipfile
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -12,8 +13,8 @@ from PIL import Image
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import SUFFIXES, Crop, Cut, cut_out, parse_aspect, region_around
+from patchlight.localizing.detector import DetectorOptions
 from patchlight.serve import answers
-from patchlight.serve.engine import subjects_in
 from patchlight.serve.limits import Limits
 from patchlight.serve.photos import Photo, crop_stem
 from patchlight.serve.state import ServerState
@@ -36,14 +37,17 @@ def add_crop_routes(api: APIRouter, state: ServerState) -> None:
     ) -> answers.Found:
         """Where the subjects are, exactly as `patchlight.localize` says."""
         served, seen = await state.seen(state.photos.get(photo), model, method)
-        found = subjects_in(seen, served.loaded, method, subjects or None)
+        detector = served.detector(method, DetectorOptions(subjects=subjects or None))
+        (found,) = detector.judge(seen.heat[detector.method][None], [seen.view], seen.output_K[None])
         return answers.Found(
             decision=found.decision,
-            confidence=float(found.confidence),
+            confidence=found.confidence,
             method=found.method,
             subjects=[
-                answers.FoundSubject(box=answers.corners(each.box), score=float(each.score)) for each in found.subjects
+                answers.FoundSubject(box=answers.corners(each.box), score=each.score, confidence=each.confidence)
+                for each in found.subjects
             ],
+            named=None if found.named is None else answers.Naming(**asdict(found.named)),
             heat=answers.heat_map(seen, found.heat_hw),
             mask=found.mask_hw.int().flatten().tolist(),
         )

@@ -23,8 +23,8 @@ from patchlight.explain.attention import patch_pixels
 from patchlight.explain.rollout import rollout
 from patchlight.explain.shuffling import shuffle_patches, without_positions
 from patchlight.geometry import Box, View
-from patchlight.localizing.find import Localization, calibration_for, from_heat
-from patchlight.localizing.heat import HeatPass, resolve_method
+from patchlight.localizing.detector import Detector, DetectorOptions
+from patchlight.localizing.heat import HeatPass, Method
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.serve.limits import Limits
@@ -60,6 +60,9 @@ class Served:
     def config(self) -> ViTConfig:
         return self.vit.config
 
+    def detector(self, method: str = "auto", options: DetectorOptions | None = None) -> Detector:
+        return Detector.of(self.loaded, method, options)
+
     @property
     def names_classes(self) -> bool:
         try:
@@ -86,7 +89,7 @@ class Seen:
     tokens_ND: Tensor
     output_K: Tensor
     """Logits, or features of a model without classes."""
-    heat: dict[str, Tensor] = field(default_factory=dict)
+    heat: dict[Method, Tensor] = field(default_factory=dict)
     """By method: heat_hw."""
 
     @functools.cached_property
@@ -105,7 +108,7 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class _Look:
     model: int
-    method: str
+    method: Method
     shape: tuple[int, ...]
 
 
@@ -203,10 +206,9 @@ class Engine:
 
     # What is asked of the model's thread
 
-    def look(self, served: Served, image_CHW: Tensor, view: View, method: str) -> "Future[Seen]":
+    def look(self, served: Served, image_CHW: Tensor, view: View, method: Method) -> "Future[Seen]":
         """A future `Seen` with the heat of this method."""
-        used = resolve_method(served.loaded, method)
-        return self.batches.submit(_Look(served.number, used, tuple(image_CHW.shape)), (image_CHW, view))
+        return self.batches.submit(_Look(served.number, method, tuple(image_CHW.shape)), (image_CHW, view))
 
     def rollout(self, served: Served, image_CHW: Tensor) -> "Future[Tensor]":
         """A future heat_hw."""
@@ -239,7 +241,7 @@ class Engine:
             case "latency":
                 return [measure_latency(config, device=self.device, seconds=0.25) for config in items]
 
-    def _look(self, served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
+    def _look(self, served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
         if served.on_cpu:
             # One after the other is no slower on a CPU, and every photo gets the answer that it gets alone, bit by bit.
             return [self._alone(served, method, item) for item in items]
@@ -247,7 +249,7 @@ class Engine:
         filled = [*items, *([items[0]] * (self.limits.batch - len(items)))]
         return _pass(served, method, filled)[: len(items)]
 
-    def _alone(self, served: Served, method: str, item: tuple[Tensor, View]) -> Seen:
+    def _alone(self, served: Served, method: Method, item: tuple[Tensor, View]) -> Seen:
         start = time.perf_counter()
         (seen,) = _pass(served, method, [item])
         served.took.append(time.perf_counter() - start)
@@ -255,7 +257,7 @@ class Engine:
 
 
 @torch.inference_mode()
-def _pass(served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
+def _pass(served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
     """One forward pass, from which everything that the page shows at once is taken."""
     layers: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
@@ -297,15 +299,6 @@ def _pass(served: Served, method: str, items: Sequence[tuple[Tensor, View]]) -> 
 @functools.lru_cache(256)
 def _counted(config: ViTConfig) -> Costs:
     return costs(config)
-
-
-def subjects_in(seen: Seen, loaded: Loaded, method: str, most: int | None) -> Localization:
-    """What the heat of a method says, exactly as `pl.localize` has it."""
-    used = resolve_method(loaded, method)
-    heat_Bhw = seen.heat[used][None]
-    return from_heat(heat_Bhw, [seen.view], loaded.model.config, used, most, calibration=calibration_for(loaded, used))[
-        0
-    ]
 
 
 @torch.inference_mode()

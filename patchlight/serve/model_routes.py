@@ -9,7 +9,6 @@ from fastapi import APIRouter, Query, Response
 
 from patchlight import __version__
 from patchlight.explain.probes import position_similarity
-from patchlight.localizing.heat import resolve_method
 from patchlight.serve import answers
 from patchlight.serve.engine import Served
 from patchlight.serve.state import ServerState
@@ -68,7 +67,7 @@ def _info(served: Served) -> answers.ModelInfo:
         registers=config.num_registers,
         positions=config.position,
         classes=config.num_classes if served.names_classes else 0,
-        method=resolve_method(loaded, "auto"),
+        method=served.detector().method,
         taught=loaded.subject is not None,
         latency_ms=round(served.latency_ms, 2),
         device=str(loaded.model.norm.weight.device),

@@ -8,7 +8,7 @@ from PIL import Image
 from starlette.datastructures import UploadFile
 
 from patchlight.images.decode import decode
-from patchlight.localizing.find import read
+from patchlight.localizing.detector import read
 from patchlight.serve import answers
 from patchlight.serve.photos import Photo, plain_name
 from patchlight.serve.state import ServerState

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from patchlight.config import ViTConfig
 from patchlight.geometry import View
-from patchlight.localizing.find import read
-from patchlight.localizing.heat import resolve_method
+from patchlight.localizing.detector import read
+from patchlight.localizing.heat import Method
 from patchlight.serve.engine import Engine, Seen, Served
 from patchlight.serve.limits import Limits
 from patchlight.serve.photos import Photo, Photos
@@ -29,7 +29,7 @@ class ServerState:
         self.photos = Photos(engine.limits)
         self.workers = Workers(workers, limit=engine.limits.waiting_work)
         self.stopping = False
-        self._under_way: dict[tuple[str, int, str], asyncio.Task[Seen]] = {}
+        self._under_way: dict[tuple[str, int, Method], asyncio.Task[Seen]] = {}
         self._timed: dict[ViTConfig, float] = {}
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class ServerState:
     async def seen(self, photo: Photo, number: int, method: str = "auto") -> tuple[Served, Seen]:
         """What the model did with the photo; one forward pass, however many ask for it."""
         served = self.engine.model(number)
-        used = resolve_method(served.loaded, method)
+        used = served.detector(method).method
         known = self.engine.known(photo.id, number)
         if known is not None and used in known.heat:
             return served, known
@@ -64,7 +64,7 @@ class ServerState:
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return served, await asyncio.shield(self._under_way[key])
 
-    async def _look(self, photo: Photo, served: Served, method: str) -> Seen:
+    async def _look(self, photo: Photo, served: Served, method: Method) -> Seen:
         image_CHW, view = await self.prepared(photo, served)
         seen = await asyncio.wrap_future(self.engine.look(served, image_CHW, view, method))
         return self.engine.keep(photo.id, served.number, seen)

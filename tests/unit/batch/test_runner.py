@@ -31,7 +31,7 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import region_around
 from patchlight.images.preprocess import Preprocess
-from patchlight.localizing.find import localize
+from patchlight.localizing.detector import Detector, localize
 from patchlight.signals import Stopped
 from patchlight.weights.load import load
 
@@ -53,13 +53,13 @@ def photos(tmp_path: Path) -> Path:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many photos the model was shown, call by call."""
     calls: list[int] = []
-    real = finder.localize_batch
+    real = Detector.look
 
-    def counting(loaded: Any, images_BCHW: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    def counting(self: Detector, images_BCHW: torch.Tensor, views: Any) -> Any:
         calls.append(len(images_BCHW))
-        return real(loaded, images_BCHW, *rest, **named)
+        return real(self, images_BCHW, views)
 
-    monkeypatch.setattr(finder, "localize_batch", counting)
+    monkeypatch.setattr(Detector, "look", counting)
     return calls
 
 
@@ -130,13 +130,13 @@ def test_boxes_only(photos: Path, tmp_path: Path, model: Path) -> None:
 
 
 def test_where_it_is_unsure_a_crop_can_be_left_out(photos: Path, tmp_path: Path, model: Path, monkeypatch: Any) -> None:
-    real = finder.localize_batch
+    real = Detector.look
     decisions = iter(["subject", "several", "unsure", "none", "unsure", "subject"])
 
     def deciding(*given: Any, **named: Any) -> Any:
         return [replace(found, decision=next(decisions)) for found in real(*given, **named)]
 
-    monkeypatch.setattr(finder, "localize_batch", deciding)
+    monkeypatch.setattr(Detector, "look", deciding)
     summary = crop(photos, tmp_path / "out", model, CropSettings(crop_unsure=False))
     assert [len(row["crops"]) for row in rows_of(tmp_path / "out")] == [1, 1, 0, 0, 0, 1]
     assert summary.decisions == {"subject": 2, "several": 1, "unsure": 2, "none": 1}
@@ -294,14 +294,14 @@ def test_out_of_memory_halves_the_batch(
 ) -> None:
     with_batches(monkeypatch)
     crop(photos, tmp_path / "at 3", model, batch_size=3)
-    real, lines = finder.localize_batch, []
+    real, lines = Detector.look, []
 
-    def small(loaded: Any, images_BCHW: torch.Tensor, *rest: Any, **named: Any) -> Any:
+    def small(self: Detector, images_BCHW: torch.Tensor, views: Any) -> Any:
         if len(images_BCHW) > 3:
             raise error
-        return real(loaded, images_BCHW, *rest, **named)
+        return real(self, images_BCHW, views)
 
-    monkeypatch.setattr(finder, "localize_batch", small)
+    monkeypatch.setattr(Detector, "look", small)
     crop(photos, tmp_path / "at 12", model, batch_size=12, tell=lines.append)
     assert everything_in(tmp_path / "at 12") == everything_in(tmp_path / "at 3")
     assert len(lines) == 2
@@ -311,7 +311,7 @@ def test_a_model_that_is_too_large_is_said(photos: Path, tmp_path: Path, model: 
     def never(*given: Any, **named: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(finder, "localize_batch", never)
+    monkeypatch.setattr(Detector, "look", never)
     with pytest.raises(PatchlightError, match="not enough memory"):
         crop(photos, tmp_path / "out", model)
 
@@ -322,12 +322,11 @@ def test_a_gpu_that_fails_is_one_line(photos: Path, model: Path, monkeypatch: py
     def broken(*given: Any, **named: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(finder, "localize_batch", broken)
-    monkeypatch.setattr(finder, "localize", broken)
+    monkeypatch.setattr(Detector, "look", broken)
     loaded = load(model)
     seen = work.read_photo(str(photos / "000.jpg"), loaded.preprocess.config, None)
     assert isinstance(seen, work.Seen)
-    one = finder.Finder(loaded, CropSettings(), 1, print)
+    one = finder.Finder(Detector.of(loaded), 1, print)
     monkeypatch.setattr(Preprocess, "batch", lambda *given: torch.zeros(1, 3, 32, 32))
     for look in (lambda: one.look_at([seen]), lambda: one.look_closely([str(photos / "000.jpg")])):
         one.device = torch.device("cuda")
@@ -372,15 +371,15 @@ def test_the_model_is_packed_once_and_only_for_photos_that_have_no_row(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Any] = []
-    real = finder.localize_batch
+    real = Detector.look
 
-    def keeping(loaded: Any, *rest: Any, **named: Any) -> Any:
-        shown.append(loaded.model)
-        return real(loaded, *rest, **named)
+    def keeping(self: Detector, *given: Any) -> Any:
+        shown.append(self.loaded.model)
+        return real(self, *given)
 
     packed = finder.prepack_linears
     calls: list[Any] = []
-    monkeypatch.setattr(finder, "localize_batch", keeping)
+    monkeypatch.setattr(Detector, "look", keeping)
     monkeypatch.setattr(finder, "prepack_linears", lambda vit: calls.append(packed(vit)) or calls[-1])
     for _ in range(2):
         crop(photos, tmp_path / "out", model)
@@ -1229,7 +1228,7 @@ def test_deleted_before_it_is_read(photos: Path, tmp_path: Path, model: Path) ->
 def test_deleted_or_changed_before_it_is_cut(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    real = finder.localize_batch
+    real = Detector.look
     looks = 0
 
     def meanwhile(*given: Any, **named: Any) -> Any:
@@ -1242,7 +1241,7 @@ def test_deleted_or_changed_before_it_is_cut(
                 photo(77, 200, 100).save(photos / "002.jpg")
         return real(*given, **named)
 
-    monkeypatch.setattr(finder, "localize_batch", meanwhile)
+    monkeypatch.setattr(Detector, "look", meanwhile)
     summary = crop(photos, tmp_path / "out", model)
     assert summary.reasons == {"gone" if how == "deleted" else "changed": 1}
     assert crop(photos, tmp_path / "out", model).failed == 0

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from camera_traps import ANIMAL, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
 from crop_runs import everything_in, rows_of
-from patchlight.batch import finder, pipeline, sequences
+from patchlight.batch import pipeline, sequences
 from patchlight.batch.pipeline import Progress
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
@@ -22,6 +22,7 @@ from patchlight.batch.summary import Summary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.localizing.decide import GENERIC
+from patchlight.localizing.detector import Detector
 from patchlight.weights.load import Loaded, load
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -41,13 +42,13 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
-    real = finder.localize_batch
+    real = Detector.look
 
-    def counting(loaded: Any, images_BCHW: Any, *rest: Any, **named: Any) -> Any:
+    def counting(self: Detector, images_BCHW: Any, views: Any) -> Any:
         calls.append(len(images_BCHW))
-        return real(loaded, images_BCHW, *rest, **named)
+        return real(self, images_BCHW, views)
 
-    monkeypatch.setattr(finder, "localize_batch", counting)
+    monkeypatch.setattr(Detector, "look", counting)
     return calls
 
 
@@ -340,7 +341,7 @@ def test_one_bad_file_shifts_nothing(photos: Path, tmp_path: Path, model: Loaded
 def test_a_second_look_that_fails_costs_its_own_row(
     photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = finder.look_again, 0
+    real, calls = Detector.look_again, 0
 
     def failing_first(*given: Any) -> Any:
         nonlocal calls
@@ -350,7 +351,7 @@ def test_a_second_look_that_fails_costs_its_own_row(
         return real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finder, "look_again", failing_first)
+        patch.setattr(Detector, "look_again", failing_first)
         assert crop(photos, tmp_path / "out", model, second_look=True).reasons == {"unsupported": 1}
     crop(photos, tmp_path / "good", model, second_look=True)
     rows, good = rows_of(tmp_path / "out"), rows_of(tmp_path / "good")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import patchlight as pl
+from bright_subjects import sees_what_is_bright
 from crop_runs import make_photos, rows_of, save_model
 from patchlight.batch.runner import crop_photos
 from patchlight.batch.sequences import FrameHeat, judged
@@ -18,6 +19,7 @@ from patchlight.commands.crop import _print_summary
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.geometry import View
+from patchlight.localizing.detector import Detector
 from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
@@ -116,9 +118,9 @@ def test_confidence_that_was_fitted_to_another_model_is_marked(photos: Path, tmp
         settings = CropSettings(method=method)
         crop_photos([photos], out, settings, model=model, workers=0, device="cpu", tell=lines.append)
         assert json.loads((out / "summary.json").read_text())["calibrated"] is calibrated
-    assert [line for line in lines if "calibrated" in line] == [
-        f"{model}: its confidence by the method 'tokencut' is not calibrated: it puts photos in order, and promises "
-        "nothing"
+    assert [line for line in lines if "uncalibrated" in line] == [
+        f"{model}: its confidence by the method 'tokencut' is uncalibrated: rank photos by it, and do not read it as "
+        "a probability"
     ]
 
 
@@ -141,10 +143,9 @@ def a_look(group: str, size: int = 96) -> FrameHeat:
 
 
 def judged_alone(looks: list[FrameHeat]) -> list[tuple[str, bool]]:
-    config = pl.variant("Ti/4", image_size=32)
     calibration = Calibration(bias=-8.0, mean=10.0, sure=0.7, nothing=0.1)
     times = [30.0 * place for place in range(len(looks))]
-    found = judged(looks, times, config, "subject", calibration, 1, None, 0.0)
+    found = judged(looks, times, Detector(sees_what_is_bright(), "subject", calibration))
     return [(each.decision, unchanged) for each, unchanged in found]
 
 

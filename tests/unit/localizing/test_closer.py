@@ -15,7 +15,7 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import decode
 from patchlight.localizing.closer import Mosaic, around, cut_off, look_at
-from patchlight.localizing.find import calibration_for, localize
+from patchlight.localizing.detector import Detector, localize
 
 
 def test_a_part_of_a_photo_is_seen_where_it_lies() -> None:
@@ -57,11 +57,11 @@ def test_a_second_look_at_each_subject_and_at_none() -> None:
 
 
 def test_a_second_look_that_sees_something_else_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from patchlight.localizing import find
+    from patchlight.localizing import detector
 
     loaded, photo = sees_what_is_bright(), bright((320, 320), (20, 20, 120, 120))
     first = localize(photo, loaded)
-    monkeypatch.setattr(find, "around", lambda box, size: Box(0, 0, 60, 60))  # sees a corner of it only
+    monkeypatch.setattr(detector, "around", lambda box, size: Box(0, 0, 60, 60))  # sees a corner of it only
     assert localize(photo, loaded, second_look=True).subjects == first.subjects
 
 
@@ -155,7 +155,7 @@ def test_where_a_tile_s_find_leads_nothing_is_added_that_is_nothing() -> None:
     photo.paste((110, 110, 110), (300, 300, 560, 560))
     (grey,) = localize(photo, loaded, subjects="all").subjects
     assert grey.box.iou(Box(300, 300, 560, 560)) > 0.4
-    assert grey.confidence < calibration_for(loaded, "subject").nothing
+    assert grey.confidence < Detector.of(loaded).calibration.nothing
     found = localize(photo, loaded, subjects="all", tiles=3)
     (subject,) = found.subjects
     assert subject.box.iou(Box(100, 100, 130, 130)) > 0.7

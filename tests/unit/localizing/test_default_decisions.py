@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from patchlight.errors import PatchlightError
-from patchlight.localizing.find import localize
+from patchlight.localizing.detector import localize
 from patchlight.weights.load import Loaded, load
 
 DEMO = Path(__file__).parents[4] / "shared" / "data" / "demo"

@@ -13,7 +13,7 @@ from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.preprocess import Preprocess
-from patchlight.localizing.find import localize
+from patchlight.localizing.detector import localize
 from patchlight.localizing.heat import heat_maps, leading_component, resolve_method
 from patchlight.weights.load import Loaded
 from staged_models import tiny_convnext, tiny_swin

@@ -4,6 +4,7 @@ import io
 import json
 import threading
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def check_equal(answer: Any, found: pl.Localization) -> None:
     assert answer["method"] == found.method
     boxes = [[each.box.left, each.box.top, each.box.right, each.box.bottom] for each in found.subjects]
     assert [subject["box"] for subject in answer["subjects"]] == boxes
+    assert [subject["score"] for subject in answer["subjects"]] == [each.score for each in found.subjects]
+    assert [subject["confidence"] for subject in answer["subjects"]] == [each.confidence for each in found.subjects]
+    # The server passes the last block whole, to show it, and sums up what the head reads in another order.
+    assert answer["named"] == (None if found.named is None else pytest.approx(asdict(found.named), abs=1e-5))
     assert answer["heat"]["values"] == found.heat_hw.flatten().tolist()
     assert answer["mask"] == found.mask_hw.int().flatten().tolist()
 

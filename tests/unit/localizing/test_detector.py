@@ -17,8 +17,8 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import decode
 from patchlight.images.preprocess import Preprocess
-from patchlight.localizing import find
-from patchlight.localizing.find import from_heat, localize, localize_batch, read
+from patchlight.localizing.decide import GENERIC
+from patchlight.localizing.detector import Detector, localize, read
 from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
@@ -131,7 +131,7 @@ def test_a_batch_is_what_its_photos_are_alone() -> None:
     loaded = sees_what_is_bright()
     photos = [bright((100, 80), (10 * index, 20, 10 * index + 30, 70)) for index in range(3)]
     images, views = zip(*(loaded.preprocess(read(photo, loaded.preprocess)) for photo in photos), strict=True)
-    for photo, found in zip(photos, localize_batch(loaded, torch.stack(images), views), strict=True):
+    for photo, found in zip(photos, Detector.of(loaded).look(torch.stack(images), views), strict=True):
         assert found.subjects == localize(photo, loaded).subjects
 
 
@@ -142,7 +142,8 @@ def test_other_methods_have_thresholds_of_their_own() -> None:
     mean = 0.1 + 0.9 * 16 / 256
     _, view = loaded.preprocess(Image.new("RGB", (64, 64)))
     for method, threshold in {"cls": mean, "rollout": mean, "lost": 0.5, "tokencut": 0.5}.items():
-        (found,) = from_heat(heat_Bhw, [view], loaded.model.config, method)  # type: ignore[arg-type]
+        detector = Detector(loaded, method, GENERIC[method])  # type: ignore[arg-type, index]
+        (found,) = detector.judge(heat_Bhw, [view])
         box, out = found.subjects[0].box, 4 * (0.5 - (threshold - 0.1) / 0.9)  # beyond the patches, in pixels
         edges = (box.left, box.top, box.right, box.bottom)
         assert edges == pytest.approx((8 - out, 16 - out, 24 + out, 32 + out), abs=1e-4), method
@@ -242,12 +243,13 @@ def test_a_photo_that_the_model_calls_an_animal_is_not_empty(
 ) -> None:
     loaded = pl.load("default")
     named = Named(group, 0.9, None, None)
-    before = find.from_heat
+    before = Detector._from_one
 
-    def as_asked(*given: Any) -> list[Any]:
-        return [replace(each, decision=decision, subjects=each.subjects[:subjects]) for each in before(*given)]
+    def as_asked(*given: Any) -> pl.Localization:
+        found = before(*given)
+        return replace(found, decision=decision, subjects=found.subjects[:subjects])
 
-    monkeypatch.setattr(find, "from_heat", as_asked)
+    monkeypatch.setattr(Detector, "_from_one", as_asked)
     monkeypatch.setattr(Groups, "named", lambda self, logits_BK: [named] * len(logits_BK))
     found = pl.localize(Path(__file__).parents[3] / "demo" / "chelsea.png", loaded)
     assert (found.decision, found.named) == (expected, named)

@@ -1,0 +1,444 @@
+"""Photos in, subjects out: boxes in the photo's own pixels, how far to trust them, and the heat that they came from.
+
+`Detector` is the one way there: Python, the command line, the server and the benchmarks all find with it.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from patchlight.config import Calibration
+from patchlight.errors import PatchlightError
+from patchlight.explain.attention import patch_pixels
+from patchlight.geometry import Box, View
+from patchlight.images.decode import MAX_PIXELS, Decoded, Photo, decode, listed
+from patchlight.images.preprocess import Preprocess
+from patchlight.localizing.boxes import Edges, Region, regions_of
+from patchlight.localizing.closer import Mosaic, Tiles, around, cut_off, look_at
+from patchlight.localizing.decide import GENERIC, Decision, by_confidence, confidence_alone, confidence_beside, decide
+from patchlight.localizing.heat import HeatPass, Method, resolve_method
+from patchlight.weights.groups import Named
+from patchlight.weights.load import Loaded, load_or_given
+
+LOOKS_AT_ONCE = 32
+"""Parts of photos that go through the model together: bounds the memory."""
+
+MOST_TILES = 16
+"""Down or across; each is a pass of the model."""
+
+LIKE_THE_FIRST = 0.5
+"""How far the box of a second look overlaps the first one at least; else it is of something else."""
+
+SAME_SUBJECT = 0.5
+"""The share of the smaller of two boxes that both cover, from which on they are of one subject."""
+
+MOVING = ("animal", "person", "vehicle")
+"""Groups of classes: a photo that shows one of these is not called empty."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that a photo is about."""
+
+    box: Box
+    """In pixels of the photo, upright as a viewer shows it."""
+    score: float
+    """The mean heat of its patches, 0 to 1; to be compared within one method only."""
+    confidence: float
+    """That its box overlaps a subject's by half or more; of several, if the others are subjects, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Localization:
+    """What was found in one photo."""
+
+    subjects: tuple[Subject, ...]
+    """Those with the most heat first (of tiles see `Detector`); empty where nothing stands out."""
+    decision: Decision
+    """Whether the first box can be relied on; boxes are given whatever it says."""
+    confidence: float
+    """That the first box overlaps a subject's by half or more, 0 to 1, see `decide`; 0 where there is no box."""
+    heat_hw: Tensor = field(repr=False)
+    """float32, 0 to 1, over the patches of what the model saw, see `view`; on the CPU."""
+    mask_hw: Tensor = field(repr=False)
+    """bool: the patches that belong to the subjects."""
+    view: View = field(repr=False)
+    patch_size: tuple[float, float] = field(repr=False)
+    """(height, width) of a patch in pixels of the model's image."""
+    method: Method
+    named: Named | None = None
+    """What the photo shows, by a model whose classes have names."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DetectorOptions:
+    """What to look for, and how closely; see `localize`."""
+
+    subjects: int | None = 1
+    """Of a photo, at most; None for all."""
+    threshold: float | None = None
+    min_area: float = 0.0
+    second_look: bool = False
+    tiles: Tiles | None = None
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """(down, across): how many times the pixels of the model's image a photo is read with."""
+        down, across = self.tiles or (1, 1)
+        return (2 * down, 2 * across) if self.second_look else (down, across)
+
+
+@dataclass(frozen=True, eq=False)
+class Detector:
+    """A model that finds subjects, by one method and with one set of options.
+
+    On a CPU each photo goes through the model alone, in as many threads as torch has, so that what is found in it does
+    not depend on the photos beside it.
+    """
+
+    loaded: Loaded
+    method: Method
+    calibration: Calibration
+    options: DetectorOptions = DetectorOptions()
+
+    @classmethod
+    def of(cls, loaded: Loaded, method: str = "auto", options: DetectorOptions | None = None) -> Self:
+        """With the method decided, and the calibration that belongs to the model and the method."""
+        used = resolve_method(loaded, method)
+        own = None if loaded.subject is None or used != "subject" else loaded.subject.calibration
+        return cls(loaded, used, own or GENERIC[used], options or DetectorOptions())
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether confidences were fitted to what the model finds by the method; else they only rank photos."""
+        return self.calibration is not GENERIC[self.method]
+
+    @property
+    def device(self) -> torch.device:
+        return self.loaded.model.norm.weight.device
+
+    def __call__(self, photos: Sequence[Photo], batch_size: int = 32) -> list[Localization]:
+        """Find the subjects of photos, in their order; `batch_size` is how many a GPU looks at together."""
+        if self.device.type == "cpu":
+            return self._each_alone(photos)
+        found: list[Localization] = []
+        for start in range(0, len(photos), batch_size):
+            found += self._in_batch(photos[start : start + batch_size])
+        return found
+
+    def read(self, photo: Photo) -> Decoded:
+        """Decode a photo with enough pixels for what it is looked at for."""
+        return read(photo, self.loaded.preprocess, self.options.times)
+
+    def look(self, images_BCHW: Tensor, views: Sequence[View]) -> list[Localization]:
+        """What one look finds in images that the model takes, one view each."""
+        seen = HeatPass(self.loaded, images_BCHW, [self.method])
+        logits_BK = None if self.loaded.naming is None else seen.logits()
+        return self.judge(seen.heat(self.method), views, logits_BK)
+
+    def judge(self, heat_Bhw: Tensor, views: Sequence[View], logits_BK: Tensor | None = None) -> list[Localization]:
+        """What these heat maps say, in the pixels of the photos that the views were made of.
+
+        With logits, photos get the names that the model's classes have, if they have any.
+        """
+        maps = zip(heat_Bhw.float().cpu(), views, strict=True)
+        found = [self._from_one(heat_hw, view, self.options.min_area) for heat_hw, view in maps]
+        if self.loaded.naming is None or logits_BK is None:
+            return found
+        return [with_name(each, name) for each, name in zip(found, self.loaded.naming.named(logits_BK), strict=True)]
+
+    def look_again(self, photos: Sequence[Decoded], found: Sequence[Localization]) -> list[Localization]:
+        """The same with boxes from a second look at each, which has more pixels for what the first look found.
+
+        Heat, mask, decision and confidence stay those of the first look. A box is kept as it was where the second look
+        finds nothing that overlaps it by half.
+        """
+        places = [(index, subject) for index, each in enumerate(found) for subject in each.subjects]
+        boxes: dict[int, list[Subject]] = {index: [] for index in range(len(found))}
+        closer = replace(self, options=DetectorOptions(threshold=self.options.threshold))
+        for start in range(0, len(places), LOOKS_AT_ONCE):
+            part = places[start : start + LOOKS_AT_ONCE]
+            looks = [
+                look_at(photos[index], around(subject.box, photos[index].source_size), self.loaded.preprocess)
+                for index, subject in part
+            ]
+            images_BCHW = torch.stack([image_CHW for image_CHW, _ in looks])
+            again = closer.judge(closer.heat(images_BCHW), [view for _, view in looks])
+            for (index, subject), each in zip(part, again, strict=True):
+                fits = each.subjects and each.subjects[0].box.iou(subject.box) >= LIKE_THE_FIRST
+                boxes[index].append(replace(subject, box=each.subjects[0].box) if fits else subject)
+        return [replace(each, subjects=tuple(boxes[index])) for index, each in enumerate(found)]
+
+    def heat(self, images_BCHW: Tensor) -> Tensor:
+        """heat_Bhw of images that the model takes."""
+        return HeatPass(self.loaded, images_BCHW, [self.method]).heat(self.method)
+
+    def _each_alone(self, photos: Sequence[Photo]) -> list[Localization]:
+        threads = torch.get_num_threads()
+        if len(photos) == 1 or threads == 1:
+            return [self._in_batch([photo])[0] for photo in photos]
+        try:
+            with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                return [found for (found,) in pool.map(self._in_batch, ([photo] for photo in photos))]
+        finally:
+            torch.set_num_threads(threads)  # what threads to come begin with
+
+    def _in_batch(self, photos: Sequence[Photo]) -> list[Localization]:
+        decoded = [self.read(photo) for photo in photos]
+        if self.options.tiles is not None:
+            found = [self._in_tiles(photo, self.options.tiles) for photo in decoded]
+        else:
+            found = []
+            for images_BCHW, views in _of_one_size([self.loaded.preprocess(photo) for photo in decoded]):
+                found += self.look(images_BCHW, views)
+        return self.look_again(decoded, found) if self.options.second_look else found
+
+    def _in_tiles(self, photo: Decoded, tiles: Tiles) -> Localization:
+        """Find the subjects of one photo in overlapping tiles, (down, across), and in the whole of it.
+
+        Each tile is looked at as a photo of its own, and what its border cuts off is left to the others. What the whole
+        photo is sure of comes first, since of a large subject a tile shows a part; else the find with the most
+        confidence does. The others follow by their confidence; of the tiles' finds those that are sure, and none at all
+        that is less than `nothing`. The heat of all looks is joined to one map, see `Mosaic`.
+        """
+        loaded, calibration = self.loaded, self.calibration
+        most, min_area = self.options.subjects, self.options.min_area
+        model_size = loaded.preprocess.config.image_size
+        mosaic = Mosaic(tiles, loaded.config.grid_for(model_size))
+        height, width = photo.source_size
+        parts = [Box(0, 0, width, height), *mosaic.boxes(photo.source_size)]
+        maps, views, named = [], [], None
+        for start in range(0, len(parts), LOOKS_AT_ONCE):
+            seen = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
+            heat_pass = HeatPass(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [self.method])
+            maps.append(heat_pass.heat(self.method).float().cpu())
+            views += [view for _, view in seen]
+            if not start and loaded.naming is not None:
+                named = loaded.naming.named(heat_pass.logits()[:1])[0]  # by the whole photo
+        heat_Thw = torch.cat(maps)
+        whole = self._from_one(heat_Thw[0], views[0], min_area)
+        sure = whole.decision in ("subject", "several")
+        best, others = whole.subjects[:1], whole.subjects[1:]
+        first = [*best, *(each for each in others if self._is_sure(each))] if sure else []
+        small = [
+            subject
+            for part, heat_hw, view in zip(parts[1:], heat_Thw[1:], views[1:], strict=True)
+            # What lies beside a find in its tile may be a part of what the whole photo shows.
+            for subject in self._from_one(heat_hw, view, 0.0, alone=most != 1).subjects
+            if not cut_off(subject.box, part, photo.source_size) and subject.box.area >= min_area * height * width
+        ]
+        small.sort(key=lambda subject: -subject.confidence)
+        # Every tile has something that is warmer than the rest of it.
+        small = [each for place, each in enumerate(small) if self._is_sure(each) or not (place or sure)]
+        further = [*(each for each in whole.subjects if each not in first), *small]
+        subjects = _apart(first, sorted(further, key=lambda subject: -subject.confidence))
+        # The best one stays, so that a photo has a box whatever its decision says.
+        subjects = [each for place, each in enumerate(subjects) if not place or each.confidence >= calibration.nothing]
+        subjects = subjects[:most]
+        confidence = subjects[0].confidence if subjects else 0.0
+        decision = whole.decision if sure else by_confidence(confidence, calibration)
+        if sum(map(self._is_sure, subjects)) > 1:
+            decision = "several"
+        found = replace(
+            whole,
+            subjects=tuple(subjects),
+            decision=decision,
+            confidence=confidence,
+            heat_hw=mosaic.joined(heat_Thw[1:], heat_Thw[0]),
+            mask_hw=mosaic.covered([each.box for each in subjects], photo.source_size),
+            view=mosaic.view(photo, whole.patch_size),
+        )
+        return found if named is None else with_name(found, named)
+
+    def _is_sure(self, subject: Subject) -> bool:
+        return subject.confidence >= self.calibration.sure
+
+    def _from_one(self, heat_hw: Tensor, view: View, min_area: float, *, alone: bool = False) -> Localization:
+        """`alone` says that regions do not speak against each other's subjects, as where there are several."""
+        levels_hw, patch_size = heat_hw.numpy(), patch_pixels(self.loaded.config, view.model_size)
+
+        def in_photo(region: Region) -> Box:
+            (x0, y0, x1, y1), (down, across) = region.box, patch_size
+            return view.to_source(Box(x0 * across, y0 * down, x1 * across, y1 * down))
+
+        # A box without area lies in what was added around the photo.
+        regions, apart = (
+            [region for region in each if in_photo(region).area > 0]
+            for each in regions_by(self.method, levels_hw, self.options.subjects, self.options.threshold, min_area)
+        )
+        decision, confidence = decide(levels_hw, regions, apart, self.calibration)
+        trust = confidence_alone if alone or decision == "several" else confidence_beside
+        sure = [trust(levels_hw, region, apart, self.calibration) for region in regions]
+        mask_hw = np.logical_or.reduce([region.mask_hw for region in regions], initial=False)
+        return Localization(
+            subjects=tuple(
+                Subject(in_photo(region), region.score, each) for region, each in zip(regions, sure, strict=True)
+            ),
+            decision=decision,
+            confidence=confidence,
+            heat_hw=heat_hw,
+            mask_hw=torch.from_numpy(np.broadcast_to(mask_hw, levels_hw.shape).copy()),
+            view=view,
+            patch_size=patch_size,
+            method=self.method,
+        )
+
+
+@overload  # a path is a sequence, too, of letters: the first that fits is taken
+def localize(  # type: ignore[overload-overlap]
+    photos: Photo,
+    model: str | os.PathLike[str] | Loaded = ...,
+    method: str = ...,
+    *,
+    subjects: int | Literal["all"] = ...,
+    threshold: float | None = ...,
+    min_area: float = ...,
+    second_look: bool = ...,
+    tiles: tuple[int, int] | int | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+) -> Localization: ...
+
+
+@overload
+def localize(
+    photos: Sequence[Photo],
+    model: str | os.PathLike[str] | Loaded = ...,
+    method: str = ...,
+    *,
+    subjects: int | Literal["all"] = ...,
+    threshold: float | None = ...,
+    min_area: float = ...,
+    second_look: bool = ...,
+    tiles: tuple[int, int] | int | None = ...,
+    device: str | torch.device | None = ...,
+    batch_size: int = ...,
+) -> list[Localization]: ...
+
+
+def localize(
+    photos: Photo | Sequence[Photo],
+    model: str | os.PathLike[str] | Loaded = "default",
+    method: str = "auto",
+    *,
+    subjects: int | Literal["all"] = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+    second_look: bool = False,
+    tiles: tuple[int, int] | int | None = None,
+    device: str | torch.device | None = None,
+    batch_size: int = 32,
+) -> Localization | list[Localization]:
+    """Find the subjects of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what `decode` gave).
+
+    Several photos give a list, in their order. `model` is what `load` takes, or gave. `subjects` is how many of a photo
+    are wanted at most, or "all". `threshold` is the least heat of a subject's patch (None: from the map itself) and
+    `min_area` the share of the frame that a box covers at least. `second_look` looks once more at each found box, with
+    more pixels; `tiles`, (down, across) or one number for both, looks at overlapping parts of the photo besides the
+    whole, for subjects that are small in large photos.
+    """
+    options = DetectorOptions(
+        subjects=_most(subjects),
+        threshold=threshold,
+        min_area=min_area,
+        second_look=second_look,
+        tiles=_tiles(tiles),
+    )
+    if batch_size < 1:
+        raise PatchlightError(f"batch_size={batch_size} must be 1 or more")
+    several, one = listed(photos)
+    found = Detector.of(load_or_given(model, device), method, options)(several, batch_size)
+    return found[0] if one else found
+
+
+def _apart(first: Sequence[Subject], further: Sequence[Subject]) -> list[Subject]:
+    """The first ones, and those of the further ones that show neither a part of one before nor again the same."""
+    chosen = list(first)
+    for subject in further:
+        shared = [subject.box.intersection(other.box).area for other in chosen]
+        smaller = [min(subject.box.area, other.box.area) for other in chosen]
+        if all(area < SAME_SUBJECT * least for area, least in zip(shared, smaller, strict=True)):
+            chosen.append(subject)
+    return chosen
+
+
+def read(
+    photo: Photo, preprocess: Preprocess, times: tuple[int, int] = (1, 1), max_pixels: int = MAX_PIXELS
+) -> Decoded:
+    """Decode a photo with enough pixels for the model, or (down, across) times as many."""
+    config = preprocess.config
+    height, width = config.scaled_size
+    fast_size = None if config.resize == "none" else (times[0] * height, times[1] * width)
+    return decode(photo, fast_size=fast_size, max_pixels=max_pixels)
+
+
+def with_name(found: Localization, named: Named) -> Localization:
+    """With what the photo is called; where that is something that moves, it is not empty, though nothing stands out."""
+    missed = found.decision == "none" and found.subjects and named.group in MOVING
+    return replace(found, named=named, decision="unsure" if missed else found.decision)
+
+
+def regions_by(
+    method: Method,
+    heat_hw: npt.NDArray[np.floating],
+    most: int | None = 1,
+    threshold: float | None = None,
+    min_area: float = 0.0,
+) -> tuple[list[Region], list[Region]]:
+    """The regions of a method's map that answer, `most` of them, and all that it has, see `decide`."""
+    edges: Edges = "coverage" if method == "subject" else "crossing"
+    if threshold is None:
+        threshold = threshold_for(method, heat_hw)
+    apart = regions_of(heat_hw, threshold=threshold, most=None, min_area=min_area, edges=edges)
+    if most != 1 or (len(apart) == 1 and not min_area):  # with one region there is nothing to join
+        return apart[:most], apart
+    return regions_of(heat_hw, threshold=threshold, most=1, min_area=min_area, edges=edges), apart
+
+
+def threshold_for(method: Method, heat_hw: npt.NDArray[np.floating]) -> float | None:
+    """The least heat of a subject's patch; None where the map's hottest patches say it, see `boxes.own_threshold`.
+
+    A cut has its two sides on either side of 0.5. Attention is shared out among all patches, so that its mean is what
+    each would get if the photo showed nothing.
+    """
+    match method:
+        case "lost" | "tokencut" | "features":
+            return 0.5
+        case "cls" | "rollout":
+            return float(heat_hw.mean())
+        case _:
+            return None
+
+
+def _of_one_size(prepared: Sequence[tuple[Tensor, View]]) -> Iterator[tuple[Tensor, list[View]]]:
+    """Runs of images that have the same size, as batches; without a crop, photos come in several."""
+    start = 0
+    for end in range(1, len(prepared) + 1):
+        if end == len(prepared) or prepared[end][0].shape != prepared[start][0].shape:
+            images, views = zip(*prepared[start:end], strict=True)
+            yield torch.stack(images), list(views)
+            start = end
+
+
+def _most(subjects: object) -> int | None:
+    if subjects == "all":
+        return None
+    if type(subjects) is not int or subjects < 1:
+        raise PatchlightError(f"subjects={subjects!r} is not known; it is a whole number from 1, or 'all'")
+    return subjects
+
+
+def _tiles(tiles: object) -> Tiles | None:
+    if tiles is None:
+        return None
+    pair = (tiles, tiles) if type(tiles) is int else tiles
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MOST_TILES for n in pair)):
+        raise PatchlightError(f"tiles={tiles!r} is not known; it is (down, across), each from 1 to {MOST_TILES}")
+    return pair
