@@ -111,6 +111,7 @@ class Detector:
     @classmethod
     def of(cls, loaded: Loaded, method: str = "auto", options: DetectorOptions | None = None) -> Self:
         """With the method decided, and the calibration that belongs to the model and the method."""
+        loaded.preprocess.check_channels()
         used = resolve_method(loaded, method)
         own = None if loaded.subject is None or used != "subject" else loaded.subject.calibration
         return cls(loaded, used, own or GENERIC[used], options or DetectorOptions())

@@ -151,6 +151,7 @@ class Engine:
                 if not isinstance(loaded.model, ViT):
                     kind = type(loaded.model).__name__
                     raise PatchlightError(f"{source}: is a {kind}, and the page shows ViTs; `patchlight crop` takes it")
+                loaded.preprocess.check_channels()
                 macs = _counted(loaded.config).macs
                 took = deque(_warm_up(loaded), maxlen=31)
                 name = Path(source).name if Path(source).exists() else source  # a path is nobody's business

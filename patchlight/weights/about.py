@@ -6,12 +6,11 @@ from typing import Any
 from patchlight.config import PreprocessConfig, SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
-from patchlight.images.preprocess import from_timm as timm_preprocess
-from patchlight.images.preprocess import from_transformers as transformers_preprocess
 from patchlight.weights.convert import State
 from patchlight.weights.find import Found
 from patchlight.weights.groups import Groups
 from patchlight.weights.inspect import Reading, Recognised, check_config, read_config
+from patchlight.weights.preprocessing import from_timm, from_transformers, unknown_to_timm, unknown_to_transformers
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.staged import check_staged, hints_of, read_staged
 from patchlight.weights.vit_hints import refuse_partial_pooling, timm_hints, transformers_hints
@@ -65,24 +64,41 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
     return reading
 
 
-def own_preprocess_of(found: Found, *, asked: bool) -> PreprocessConfig | None:
-    """What the checkpoint says of it; where the caller asks for another, what cannot be read is no obstacle."""
+def own_preprocess_of(
+    found: Found, config: ModelConfig, notes: list[str], *, wanted: bool = True
+) -> PreprocessConfig | None:
+    """What the checkpoint says of it; where it is not wanted, what cannot be read is no obstacle."""
     try:
-        return _read_preprocess(found)
+        return _read_preprocess(found, config, notes)
     except PatchlightError:
-        if asked:
-            return None
-        raise
+        if wanted:
+            raise
+        return None
 
 
-def _read_preprocess(found: Found) -> PreprocessConfig | None:
+def _read_preprocess(found: Found, config: ModelConfig, notes: list[str]) -> PreprocessConfig | None:
     if "patchlight" in found.config:
         return PreprocessConfig.from_dict(_our_part(found, "preprocess"))
     if found.preprocessor:
-        return transformers_preprocess(found.preprocessor)
-    if found.config.get("pretrained_cfg"):
-        return timm_preprocess(found.config["pretrained_cfg"])
+        for name in unknown_to_transformers(found.preprocessor):
+            notes.append(f"passed over {name}={found.preprocessor[name]!r} in preprocessor_config.json: not known here")
+        return from_transformers(found.preprocessor)
+    values = found.config.get("pretrained_cfg")
+    if values:
+        for name in unknown_to_timm(values):
+            notes.append(f"passed over {name}={values[name]!r} in pretrained_cfg: not known here")
+        prepared = from_timm(values)
+        if prepared.image_size == config.image_size:
+            return prepared
+        # Made with an img_size of its own, of which pretrained_cfg does not know; and it takes no other.
+        ours, theirs = _size(config.image_size), _size(prepared.image_size)
+        notes.append(f"photos are prepared for {ours}, not for {theirs} as pretrained_cfg says")
+        return from_timm({**values, "input_size": (3, *config.image_size)})
     return found.entry.preprocess if found.entry else None
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def _our_part(found: Found, part: str) -> dict[str, Any]:

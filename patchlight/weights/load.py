@@ -15,8 +15,8 @@ from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig, check_names
 from patchlight.errors import PatchlightError
-from patchlight.families import CONFIGS, ModelConfig, SwinConfig, check_names_of_any
-from patchlight.images.preprocess import Preprocess
+from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
+from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, counted_channels
 from patchlight.models.families import Model, make_model
 from patchlight.models.resampling import resample
 from patchlight.models.stems import resize_projection
@@ -124,11 +124,12 @@ def load(
     _check_finite(state, found.weights, str(source), weights)
     with _naming(str(source), "its config.json has a value that cannot be"):
         reading = read_own_config(state, encoder, found, overrides)
-        own_preprocess = own_preprocess_of(found, asked=preprocess is not None)
         labels = labels_of(found, reading.config)
         subject = subject_of(found)
         groups = groups_of(found, labels)
-    notes = _notes(encoder, left_out, reading)
+        notes = _notes(encoder, left_out, reading)
+        wanted = preprocess is None and reading.config.in_channels == PHOTO_CHANNELS
+        own_preprocess = own_preprocess_of(found, reading.config, notes, wanted=wanted)
 
     with _naming(str(source), "an override cannot be"):
         config = _target(reading.config, overrides, notes)
@@ -145,7 +146,14 @@ def load(
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
         model = make_model(config)
     _fill(model, state, reading.config, notes, strict=strict, source=str(source), dtype=dtype, device=device)
-    prepare = _preprocess(own_preprocess, config, preprocess, notes, resized="image_size" in overrides)
+    prepare = _preprocess(
+        own_preprocess,
+        config,
+        preprocess,
+        notes,
+        resized="image_size" in overrides,
+        known=found.entry is not None,
+    )
     model.preprocess = prepare.config
     return Loaded(
         model=model.eval(),
@@ -342,10 +350,19 @@ def _preprocess(
     notes: list[str],
     *,
     resized: bool,
+    known: bool,
 ) -> Preprocess:
-    if own is not None and resized and own.image_size != config.image_size:
-        notes.append(f"photos are prepared for {_size(config.image_size)} instead of {_size(own.image_size)}")
-        own = own.for_size(config.image_size)
+    """`resized`: the caller says the model's size; `known`: the catalogue has the checkpoint, and its sizes."""
+    if config.in_channels != PHOTO_CHANNELS:
+        notes.append(f"photos cannot be prepared: it takes images of {counted_channels(config.in_channels)}")
+        return Preprocess(asked or own or PreprocessConfig(image_size=config.image_size), config.in_channels)
+    if own is not None and own.image_size != config.image_size:
+        ours, theirs = _size(config.image_size), _size(own.image_size)
+        if resized:
+            notes.append(f"photos are prepared for {ours} instead of {theirs}")
+            own = own.for_size(config.image_size)
+        elif asked is None and not known and not isinstance(config, ConvNeXtConfig):  # which is made for no size
+            notes.append(f"photos are prepared for {theirs}, and it was made for {ours}; image_size= sets both")
     if own is None:
         own = PreprocessConfig(image_size=config.image_size, crop_pct=0.875)
         if asked is None:

@@ -13,7 +13,8 @@ from PIL import Image
 from safetensors import safe_open
 
 import oracles
-from patchlight.images.preprocess import Preprocess, from_timm, from_transformers
+from patchlight.images.preprocess import Preprocess
+from patchlight.weights.preprocessing import from_timm, from_transformers
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("preprocess_*.safetensors"))
 NAMES = ["timm0", "timm1", "timm2", "timm3", "timm4", "hf_vit", "hf_dinov2"]

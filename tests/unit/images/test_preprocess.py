@@ -16,7 +16,8 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.decode import ImageError, decode
-from patchlight.images.preprocess import Preprocess, from_timm, from_transformers
+from patchlight.images.preprocess import Preprocess
+from patchlight.weights.preprocessing import from_timm, from_transformers
 
 IDENTITY = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 
@@ -301,7 +302,6 @@ def test_timm_settings() -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"input_size": [1, 28, 28]}, "input_size"),
         ({"input_size": [224, 224]}, "input_size"),
         ({"interpolation": "random"}, "interpolation"),
         ({"crop_mode": "corner"}, "crop_mode"),
