@@ -218,7 +218,9 @@ def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(PatchlightError, match=r"report\.html: the disk is full; free some space and run .* again to continue"):
+    with pytest.raises(
+        PatchlightError, match=r"report\.html: the disk is full; free some space and run .* again to continue"
+    ):
         written(tmp_path, ok_row("a.jpg"))
 
 

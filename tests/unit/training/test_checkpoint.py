@@ -286,7 +286,9 @@ def test_a_missing_index_is_an_error_and_costs_no_file(tmp_path: Path):
     path = write_checkpoint(tmp_path, 1, state_of(1))
     (tmp_path / "checkpoints.json").unlink()
     for use in (lambda: read_newest(tmp_path), lambda: write_checkpoint(tmp_path, 2, {})):
-        with pytest.raises(PatchlightError, match=r"checkpoints\.json: is missing.* step-00000001.safetensors .*new run"):
+        with pytest.raises(
+            PatchlightError, match=r"checkpoints\.json: is missing.* step-00000001.safetensors .*new run"
+        ):
             use()
     assert path.exists()
 

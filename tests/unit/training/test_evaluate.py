@@ -420,7 +420,8 @@ def test_a_full_disk_costs_neither_the_figures_nor_the_folder(
         printed = capsys.readouterr()
         assert printed.out.startswith("accuracy ")
         assert (
-            printed.err == "patchlight: made: cannot be written (No space left on device); free some space, or name another "
+            printed.err
+            == "patchlight: made: cannot be written (No space left on device); free some space, or name another "
             "folder\n"
         )
         assert Path("made").exists() == earlier
