@@ -66,7 +66,7 @@ class AttentionPool(nn.Module):
         """What the heads of the one query did."""
         q_A1E = self.q(self.query).unflatten(1, (self.num_heads, -1)).transpose(0, 1)
         k_BANE, v_BANE = self.kv(x_BND).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        q_BA1E = q_A1E.expand(len(x_BND), -1, -1, -1).to(k_BANE.dtype)
+        q_BA1E = q_A1E.expand(x_BND.shape[0], -1, -1, -1).to(k_BANE.dtype)
         mask = geometry.mask(k_BANE.dtype)
         asked_BA1E = attend(q_BA1E, k_BANE, v_BANE, mask)
         return Heads(q_BA1E, k_BANE, v_BANE, mask, asked_BA1E)

@@ -21,7 +21,7 @@ from patchlight.config import Size, ViTConfig
 from patchlight.models.fresh import draw
 from patchlight.models.grid_memory import GridMemory
 from patchlight.models.resampling import resample
-from patchlight.models.token_geometry import TokenGeometry, grid_coordinates, lay_out
+from patchlight.models.token_geometry import TokenGeometry, grid_coordinates, is_same_grid, lay_out
 
 
 def sincos_2d(grid: Size, width: int, base: float = 10000.0, device: torch.device | None = None) -> Tensor:
@@ -83,8 +83,8 @@ def log_offsets(grid: Size, device: torch.device | None = None, *, measure: Size
     about 1 (Swin V2).
     """
     height, width = grid
-    down = torch.arange(1 - height, height, device=device, dtype=torch.float32).repeat_interleave(2 * width - 1)
-    across = torch.arange(1 - width, width, device=device, dtype=torch.float32).repeat(2 * height - 1)
+    rows, columns = grid_coordinates((2 * height - 1, 2 * width - 1), device)
+    down, across = rows - (height - 1), columns - (width - 1)
     if measure is not None:
         down, across = 8 * down / max(1, measure[0] - 1), 8 * across / max(1, measure[1] - 1)
     offsets_T2 = torch.stack([down, across], 1)
@@ -185,7 +185,7 @@ class RotaryPositions(nn.Module):
         """(1 or B, 1, N, E) each; prefix tokens lie nowhere and are not turned."""
         if (
             geometry.every_image_fills_the_grid
-            and geometry.grid == self.grid
+            and is_same_grid(geometry.grid, self.grid)
             and geometry.device == self.table_NX.device
         ):
             table_BNX = self.table_NX[None]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchlight.config import Size
+from patchlight.models.token_geometry import is_same_grid
 
 
 def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -> Tensor:
@@ -17,7 +18,7 @@ def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -
     deterministic gradients, and are right for a grid of one column, which torch 2.13 gets wrong on the CPU. They are
     taken in float64, which neither autocast nor TF32 touches (in float32 on Apple's GPUs, which have no other).
     """
-    if tuple(old) == tuple(new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
+    if is_same_grid(old, new):  # the grids themselves: 8x2 and 4x4 have as many patches and are not the same
         return table_PD
     exact = torch.float32 if table_PD.device.type == "mps" else torch.float64
     weights = {"antialiased": cubic_weights, "plain": plain_cubic_weights, "linear": linear_weights}[how]

@@ -54,7 +54,7 @@ class PatchEmbed(nn.Module):
         """Images of different sizes one by one, since norms and borders would mix them with their padding."""
         assert self.resnet is not None
         (height, width), (down, across) = image_BCHW.shape[2:], self.patch_size
-        if len(grids) != len(image_BCHW) or all((h * down, w * across) == (height, width) for h, w in grids):
+        if all((h * down, w * across) == (height, width) for h, w in grids):
             return self.resnet(image_BCHW)
         maps = [
             self.resnet(image[None, :, : h * down, : w * across])

@@ -82,4 +82,15 @@ def grid_coordinates(grid: Size, device: torch.device | None = None) -> tuple[Te
     """The row and the column of each patch, in reading order: rows_P, columns_P."""
     rows = torch.arange(grid[0], device=device, dtype=torch.float32)
     columns = torch.arange(grid[1], device=device, dtype=torch.float32)
-    return rows.repeat_interleave(grid[1]), columns.repeat(grid[0])
+    # Not `repeat_interleave`, which ONNX gets wrong for sizes that it does not know.
+    return rows[:, None].expand(*grid).reshape(-1), columns[None].expand(*grid).reshape(-1)
+
+
+def is_same_grid(one: Size, other: Size) -> bool:
+    """Whether they are equal. Of sizes that `torch.export` leaves open they are only if they always are, for an
+    equality that holds by chance would be built into what is exported."""
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():
+        return tuple(one) == tuple(other)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))

@@ -146,14 +146,29 @@ def test_padding_with_infinite_tokens_stays_out_of_the_mean() -> None:
     assert torch.equal(pool(x_BND, "mean", geometry), torch.full((1, 4), 2.0))
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-def test_exports_with_any_batch_and_size(position: str) -> None:
-    model = tiny_vit(position=position)
-    batch, rows, columns = (torch.export.Dim(name, min=2, max=9) for name in ("batch", "rows", "columns"))
+@pytest.mark.parametrize("seen", ["own size", "another size"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"position": position} for position in POSITIONS),
+        {"position": "rope2d", "rope_coordinates": "centred"},
+        {"pooling": "attention"},
+        {"resnet": (1,)},
+    ],
+    ids=str,
+)
+def test_exports_with_any_batch_and_size(settings: dict[str, Any], seen: str) -> None:
+    """Whatever size it was exported at, its own included, one exported model takes every other."""
+    model = tiny_vit(**settings).eval()
+    own = model.config.image_size
+    batch = torch.export.Dim("batch", min=1, max=9)
+    rows, columns = (torch.export.Dim(name, min=2, max=9) for name in ("rows", "columns"))
     shapes = {"image_BCHW": {0: batch, 2: 8 * rows, 3: 8 * columns}}
-    exported = torch.export.export(model, (torch.randn(2, 3, 40, 48),), dynamic_shapes=shapes).module()
-    image = torch.randn(3, 3, 24, 56)
-    torch.testing.assert_close(exported(image), model(image), atol=1e-5, rtol=1e-5)
+    size = own if seen == "own size" else (40, 48)
+    exported = torch.export.export(model, (torch.randn(2, 3, *size),), dynamic_shapes=shapes, strict=False).module()
+    for images, height, width in [(1, *own), (3, *own), (3, 24, 56), (2, 40, 40)]:
+        image = torch.randn(images, 3, height, width)
+        torch.testing.assert_close(exported(image), model(image), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("mlp", "function"), [("gelu", F.gelu), ("gelu_tanh", None), ("quick_gelu", None)])
