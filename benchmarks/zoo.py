@@ -25,7 +25,6 @@ import argparse
 import collections
 import fnmatch
 import json
-import math
 import os
 import sys
 import tempfile
@@ -48,6 +47,7 @@ import patchlight as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import oracles
+from models_at_random import distance, redraw, some_image
 
 TOLERANCE = 1e-4
 OTHERS = "others"
@@ -89,44 +89,11 @@ class Options:
 # What all libraries share
 
 
-@torch.no_grad()
-def redraw(model: nn.Module, seed: int = 0) -> None:
-    """Every parameter at random, of such sizes that no term of the computation is lost beside the others.
-
-    What enters the blocks is small, so that the eps of norms counts, too.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        drawn = torch.randn(parameter.shape, generator=generator)
-        last = name.rpartition(".")[2]
-        if parameter.ndim <= 1 and "bias" not in last:  # norms' weights, layer scales
-            drawn = 0.6 + 0.3 * drawn
-        elif parameter.ndim <= 1:
-            drawn = 0.1 * drawn
-        elif last == "weight" and "table" not in last:
-            drawn = drawn / math.sqrt(max(1, parameter[0].numel()))
-        else:  # tokens, tables of positions, queries of poolings
-            drawn = 0.02 * drawn if parameter.shape[0] == 1 else 0.3 * drawn
-        parameter.copy_(drawn)
-
-
-def some_image(size: Sequence[int]) -> Tensor:
-    """As it comes to a model, and darker, so that the eps of the first norms counts."""
-    return 0.02 * torch.randn(1, *size, generator=torch.Generator().manual_seed(1))
-
-
 def some_photo() -> Image.Image:
     """Colours that run softly, and stripes."""
     y, x = torch.meshgrid(torch.arange(333.0), torch.arange(500.0), indexing="ij")
     photo = torch.stack([x / 2, y / 2, 128 + 90 * torch.sin(x * y / 997)], -1)
     return Image.fromarray(photo.clamp(0, 255).byte().numpy())
-
-
-def distance(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference as a share of the largest value."""
-    if ours.shape != theirs.shape or not ours.isfinite().all():
-        return math.inf
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
 
 
 def judge(

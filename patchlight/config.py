@@ -151,7 +151,8 @@ class ViTConfig(ArchitectureConfig):
     # The class token; the mean of the patches; both, one after the other (DINOv2's classifiers); or one more attention,
     # by a learned query (SigLIP).
     pooling: Literal["cls", "mean", "cls_mean", "attention"] = "cls"
-    final_norm: Literal["tokens", "pooled"] = "tokens"  # normalise every token, or only what pooling leaves
+    # Normalise every token, or only what pooling leaves, or neither (what CLIP's classifiers read in transformers).
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     head_hidden: int = 0  # width of the head's tanh layer (the original's pre-training head); 0: a linear head
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
 

@@ -1,5 +1,6 @@
 """What a checkpoint says of itself: its config, preprocessing, labels and their groups, licence."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from patchlight.weights.inspect import Reading, Recognised, check_config, read_c
 from patchlight.weights.preprocessing import from_timm, from_transformers, unknown_to_timm, unknown_to_transformers
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.staged import check_staged, hints_of, read_staged
+from patchlight.weights.transformers_configs import note_unknown, read_keys
 from patchlight.weights.vit_hints import refuse_partial_pooling, timm_hints, transformers_hints
 
 VERSION = 1
@@ -38,13 +40,17 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
         own = config_from_dict(settings)
         return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
     hints: list[tuple[str, Mapping[str, Any]]] = []
+    notes: tuple[str, ...] = ()
+    gated = "blocks.0.mlp.gate_and_up.weight" in state
     if staged and found.config:
-        hints.append(("config.json", hints_of(encoder, found.config, found.source)))
+        own_hints, notes = hints_of(encoder, found.config, found.source)
+        hints.append(("config.json", own_hints))
     elif "architecture" in found.config:
-        gated = "blocks.0.mlp.gate_and_up.weight" in state
         hints.append(("config.json", timm_hints(found.config, gated=gated)))
     elif found.config:
-        hints.append(("config.json", transformers_hints(found.config, found.source)))
+        keys = read_keys(found.config, found.source)
+        notes = note_unknown(keys)
+        hints.append(("config.json", transformers_hints(keys, found.source, gated=gated)))
     if found.entry is not None:
         hints.append(("the catalogue", found.entry.settings))
     changed = {"num_classes", "head_hidden", "patch_size"}
@@ -57,11 +63,11 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
         sizes: dict[str, Any] = {name: asked.pop(name) for name in ("image_size", "window_size") if name in asked}
         if "blocks.0.attn.cosine_scale.logarithm" in state:  # a Swin V2, whose tensors do not tell them
             hints.append(("you", sizes))
-        return read_staged(state, encoder, hints, asked, found.source)
+        return dataclasses.replace(read_staged(state, encoder, hints, asked, found.source), notes=notes)
     reading = read_config(state, encoder, hints, asked, found.source)
     if encoder.origin.name == "timm":
         refuse_partial_pooling(reading.config, found)
-    return reading
+    return dataclasses.replace(reading, notes=notes)
 
 
 def own_preprocess_of(

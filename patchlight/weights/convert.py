@@ -85,9 +85,29 @@ def _give_to_blocks(state: State, shared: str, name: str) -> None:
 
 def _prepare_transformers(state: State) -> State:
     """Blocks lay below `encoder.layer.` before transformers 5; DINOv3 has them below `layer.` or `model.layer.`."""
-    prepared = {re.sub(r"^(encoder\.|model\.)?layers?\.", "layers.", key): value for key, value in state.items()}
+    prepared: State = {}
+    for key, value in state.items():
+        key = re.sub(r"^(encoder\.|model\.)?layers?\.", "layers.", key)
+        prepared[key.replace(".attention.attention.relative_position_bias.", ".relative_position_bias.")] = value
     for shared in ("shared_position_bias.", "encoder.relative_position_bias."):  # BEiT
         _give_to_blocks(prepared, shared, "layers.{}.relative_position_bias.")
+    if "classifier.weight" in prepared and "embeddings.distillation_token" in prepared:
+        # A DeiT whose classifier reads the class token alone: then the other is a token like any register.
+        prepared["embeddings.register_tokens"] = prepared.pop("embeddings.distillation_token")
+    return prepared
+
+
+def _prepare_dinov3(state: State) -> State:
+    """Where config.json leaves biases out, no block has one: zeros are the same."""
+    prepared = _prepare_transformers(state)
+    has = {match[1] for key in prepared if (match := re.search(r"\.(\w+_proj)\.bias$", key))}
+    wanted = {"o_proj", "gate_proj", "up_proj", "down_proj"}
+    if has & {"q_proj", "k_proj", "v_proj"}:
+        wanted |= {"q_proj", "v_proj"}  # those of keys may be absent, anyway
+    for key in list(prepared):
+        match = re.search(r"\.(\w+_proj)\.weight$", key)
+        if match and match[1] in wanted - has:
+            prepared[key.removesuffix("weight") + "bias"] = prepared[key].new_zeros(len(prepared[key]))
     return prepared
 
 
@@ -185,7 +205,7 @@ ORIGINS: tuple[Origin, ...] = (
         names=TRANSFORMERS,
         left_out=(_MASK_TOKEN, (r"^rope_embeddings\.", "a table that is computed")),
         conventions={"norm_eps": 1e-5, "position": "rope2d", "rope_coordinates": "centred"},
-        prepare=_prepare_transformers,
+        prepare=_prepare_dinov3,
     ),
     Origin(
         name="transformers CLIP",

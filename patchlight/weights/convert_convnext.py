@@ -12,8 +12,8 @@ from patchlight.families import ConvNeXtConfig
 from patchlight.weights.convert import Origin, State, convert_to, refuse
 from patchlight.weights.convert_swin import staged
 from patchlight.weights.names import Names
-from patchlight.weights.read import CheckpointError
 from patchlight.weights.timm_arguments import check_arguments
+from patchlight.weights.transformers_configs import Keys, activation
 
 OURS: Names = tuple((part, part) for part in ("stem.", "blocks.", "merges.", "norm.", "head."))
 
@@ -167,15 +167,16 @@ def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
     """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
-    if config.get("hidden_act", "gelu") not in ("gelu", "gelu_python"):
-        raise CheckpointError(f"{source}: config.json says hidden_act={config['hidden_act']!r}, which we do not have")
+    values = keys.values
     return {
-        "widths": config.get("hidden_sizes"),
-        "depths": config.get("depths"),
-        "image_size": config.get("image_size"),
-        "final_norm_eps": config.get("layer_norm_eps"),
+        **keys.told,
+        "mlp": activation(keys, ("gelu", "gelu_tanh"), source),
+        "widths": values.get("hidden_sizes"),
+        "depths": values.get("depths"),
+        "image_size": values.get("image_size"),
+        "final_norm_eps": values.get("layer_norm_eps"),
     }
 
 

@@ -20,6 +20,7 @@ from patchlight.weights.convert import Origin, State, convert_to, join_biases, r
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.timm_arguments import check_arguments
+from patchlight.weights.transformers_configs import Keys, activation
 
 OURS: Names = tuple(
     (part, part) for part in ("patch_embed.proj.", "patch_embed.norm.", "blocks.", "merges.", "norm.", "head.")
@@ -270,24 +271,24 @@ def _from_timms_name(name: str) -> dict[str, Any]:
 
 def _measuring(sizes: Any) -> tuple[int, ...] | None:
     """pretrained_window_sizes, where 0 stands for a stage's own; only all of them or none can be."""
+    if sizes and any(sizes) and not all(sizes):
+        raise PatchlightError(f"config.json says pretrained_window_sizes={sizes!r}; we have all stages' or none")
     return tuple(sizes) if sizes and all(sizes) else None
 
 
-def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
     """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
-    if config.get("use_absolute_embeddings"):
-        raise CheckpointError(f"{source}: config.json says use_absolute_embeddings, which our Swin does not have")
-    if config.get("hidden_act", "gelu") not in ("gelu", "gelu_python"):
-        raise CheckpointError(f"{source}: config.json says hidden_act={config['hidden_act']!r}, which we do not have")
+    activation(keys, ("gelu",), source)
+    values = keys.values
     return {
-        "v2": config.get("model_type") == "swinv2",
-        "width": config.get("embed_dim"),
-        "depths": config.get("depths"),
-        "num_heads": config.get("num_heads"),
-        "window_size": config.get("window_size"),
-        "image_size": config.get("image_size"),
-        "norm_eps": config.get("layer_norm_eps"),
-        "measuring_windows": _measuring(config.get("pretrained_window_sizes")),
+        **keys.told,
+        "width": values.get("embed_dim"),
+        "depths": values.get("depths"),
+        "num_heads": values.get("num_heads"),
+        "window_size": values.get("window_size"),
+        "image_size": values.get("image_size"),
+        "norm_eps": values.get("layer_norm_eps"),
+        "measuring_windows": _measuring(values.get("pretrained_window_sizes")),
     }
 
 

@@ -60,6 +60,8 @@ class Reading:
 
     config: ModelConfig
     why: dict[str, str]
+    notes: tuple[str, ...] = ()
+    """What its config file leaves to be said."""
 
 
 def recognise(tensors: Mapping[str, Tensor], source: str, weights: str | None = None) -> Recognised:
@@ -79,7 +81,8 @@ def recognise(tensors: Mapping[str, Tensor], source: str, weights: str | None = 
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         parent = prefix.removesuffix(prefix.split(".")[-2] + ".") if prefix.count(".") else ""
         outside = [key for key in tensors if not key.startswith(prefix)]
-        heads = [key for key in outside if key.startswith(tuple(parent + head for head in OUTSIDE_HEADS))]
+        elsewhere = OUTSIDE_HEADS + _outside_parts(origin, state)
+        heads = [key for key in outside if key.startswith(tuple(parent + part for part in elsewhere))]
         state |= {key.removeprefix(parent): tensors[key] for key in heads}
         beside = [key for key in outside if key not in heads]
         shapes = {key: tuple(value.shape) for key, value in state.items()}
@@ -104,6 +107,15 @@ def _choose(prefixes: list[str], weights: str | None, source: str) -> tuple[str,
     taken, other = ("ema", "model") if best in of_kind["ema"] else ("model", "ema")
     called = {"ema": "averaged (EMA)", "model": "trained"}
     return best, f"took the {called[taken]} weights; weights={other!r} takes the {called[other]} ones beside them"
+
+
+def _outside_parts(origin: Origin, state: State) -> tuple[str, ...]:
+    """Of transformers, what belongs to the encoder and lies beside it: blocks (ViT-MSN), the last norm (BEiT)."""
+    if origin.name != "transformers" or origin.architecture != "vit":
+        return ()
+    blocks = any(re.match(r"(encoder\.)?layers?\.", key) for key in state)
+    norm = "layernorm.weight" in state or "pooler.layernorm.weight" in state
+    return ("layernorm.",) * (not norm) + ("encoder.layer.",) * (not blocks)
 
 
 def _rank(prefix: str) -> tuple[int, int]:
@@ -229,8 +241,10 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
         "num_registers": shape("registers", 2)[0] if "registers" in state else 0,
         "num_classes": shape("head.out.weight", 2)[0] if "head.out.weight" in state else 0,
         "head_hidden": shape("head.hidden.weight", 2)[0] if "head.hidden.weight" in state else 0,
-        "final_norm": "pooled" if {"fc_norm.weight", "pooler.layernorm.weight"} & set(found.shapes) else "tokens",
     }
+    if "norm.weight" in state:
+        pooled = {"fc_norm.weight", "pooler.layernorm.weight"} & set(found.shapes)
+        told["final_norm"] = "pooled" if pooled else "tokens"
     if "blocks.0.mlp.norm.weight" in state and told["inner_norm"] == "none":
         told["inner_norm"] = "mlp"
     if not told["num_classes"]:
@@ -261,6 +275,10 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
         told["pooling"] = "cls_mean"
     if "attention_pool.query" in state:
         told["pooling"] = "attention"
+    if "classifier.weight" in found.shapes and found.origin.name in ("transformers CLIP", "transformers SigLIP"):
+        told["pooling"] = "mean"  # whatever else is in it
+        if found.origin.name == "transformers CLIP":
+            told["final_norm"] = "none"
     return told
 
 
@@ -271,10 +289,12 @@ def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
         "num_heads": HEADS_BY_WIDTH.get(width, max(1, width // 64)),
         "norm_eps": 1e-6,
         "mlp": "gelu",
-        "pooling": "cls" if told["class_token"] and told["final_norm"] == "tokens" else "mean",
+        "pooling": "cls" if told["class_token"] and told.get("final_norm") == "tokens" else "mean",
+        "final_norm": "tokens",
     }
     # Models of transformers, and DINOv2 as published (it comes with a mask token), except with registers.
-    if (found.origin.name.startswith("transformers") or "mask_token" in found.shapes) and not told["num_registers"]:
+    registers = told["num_registers"] and "embeddings.distillation_token" not in found.shapes
+    if (found.origin.name.startswith("transformers") or "mask_token" in found.shapes) and not registers:
         relative = told.get("position") == "relative_bias"
         conventions["position_resampling"] = "linear" if relative else "plain"
     # Of the models that come without a table of positions, those with a LayerScale of this name use RoPE, and those of

@@ -136,9 +136,9 @@ def load(
     if isinstance(config, ViTConfig) and isinstance(reading.config, ViTConfig):
         if encoder.origin.name == "timm" and config.is_rotary and config.rope_coordinates == "index":
             state = reorder_rope(state, config)
-        if config.pooling != "attention" and reading.config.pooling == "attention":
+        if config.pooling != "attention" and "attention_pool.query" in state:
             state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
-            notes.append(f"pooling={config.pooling!r} in place of its attention pooling")
+            notes.append(f"left out its attention pooling, which is not read with pooling={config.pooling!r}")
         _resize_patches(state, reading.config, config)
         _resample_positions(state, reading.config, config)
     elif isinstance(config, SwinConfig) and isinstance(reading.config, SwinConfig):
@@ -233,7 +233,7 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
             notes.append(
                 f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"
             )
-    return notes
+    return notes + list(reading.notes)
 
 
 def _count(keys: list[str]) -> str:
@@ -319,6 +319,8 @@ def _fill(
         fresh = {key for key in wanted if key.startswith(("head.", "distill_head."))}
     else:
         fresh = set()
+    if isinstance(own, ViTConfig) and own.final_norm == "none":
+        fresh |= {"norm.weight", "norm.bias"}  # which nothing reads
     missing = sorted(set(wanted) - set(state) - fresh)
     unexpected = sorted(set(state) - set(wanted))
     reshaped = sorted(key for key in set(wanted) & set(state) if wanted[key].shape != state[key].shape)
@@ -329,6 +331,8 @@ def _fill(
     problems = {what: keys for what, keys in problems.items() if keys}
     if problems and strict:
         said = [f"{what}: {', '.join(keys[:5])}" + _and_more(keys[5:]) for what, keys in problems.items()]
+        if "norm.weight" in missing and isinstance(own, ViTConfig):
+            said.append("final_norm='none' does without its last norm")
         raise CheckpointError(f"{source}: does not fit the model; {'; '.join(said)}; strict=False loads the rest")
     notes += [f"{what}: {', '.join(keys)}" for what, keys in problems.items()]
     fitting: dict[str, Tensor] = {}

@@ -153,6 +153,7 @@ TRANSFORMERS_CLIP: Names = (
     ("pre_layrnorm.", "embed_norm."),
     ("post_layernorm.", "norm."),
     ("visual_projection.", "head.out."),
+    ("classifier.", "head.out."),
     ("encoder.layers.{}.layer_norm1.", "blocks.{}.norm1."),
     ("encoder.layers.{}.layer_norm2.", "blocks.{}.norm2."),
     ("encoder.layers.{}.self_attn.q_proj.", "blocks.{}.attn.q."),

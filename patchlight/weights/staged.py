@@ -11,6 +11,7 @@ from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.weights import convert_convnext, convert_swin
 from patchlight.weights.inspect import Reading, Recognised
 from patchlight.weights.read import CheckpointError
+from patchlight.weights.transformers_configs import Keys, note_unknown, read_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Family:
     from_shapes: Callable[[Mapping[str, tuple[int, ...]], str], dict[str, Any]]
     firm: frozenset[str]
     timm_hints: Callable[[Mapping[str, Any]], dict[str, Any]]
-    transformers_hints: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    transformers_hints: Callable[[Keys, str], dict[str, Any]]
     timm_names: tuple[str, ...]
     """What the names of timm's architectures begin with."""
     transformers_names: tuple[str, ...]
@@ -69,15 +70,17 @@ def _settings_from_shapes(state: Mapping[str, Tensor], found: Recognised, source
         raise CheckpointError(f"{source}: a tensor is not what its name promises ({error})") from None
 
 
-def hints_of(found: Recognised, config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What timm's or transformers' config.json says; a file that speaks of another architecture raises."""
+def hints_of(found: Recognised, config: Mapping[str, Any], source: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What timm's or transformers' config.json says, and what is to be noted; one of another architecture raises."""
     family = FAMILIES[found.origin.architecture]
+    notes: tuple[str, ...] = ()
     if "architecture" in config:
         name, expected = str(config["architecture"]), family.timm_names
         fits = name.startswith(expected)
     else:
-        name, expected = str(config.get("model_type", family.transformers_names[0])), family.transformers_names
-        fits = name in expected
+        keys = read_keys(config, source)
+        name, expected = keys.model_type, family.transformers_names
+        fits = name in ("", *expected)
     if not fits:
         raise CheckpointError(
             f"{source}: config.json says {name!r}, but its tensors are named as those of a {found.origin.architecture}"
@@ -90,8 +93,8 @@ def hints_of(found: Recognised, config: Mapping[str, Any], source: str) -> dict[
         size = (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
         hints["image_size"] = hints.get("image_size") or size or None
     else:
-        hints = family.transformers_hints(config, source)
-    return {name: value for name, value in hints.items() if value is not None}
+        hints, notes = family.transformers_hints(keys, source), note_unknown(keys)
+    return {name: value for name, value in hints.items() if value is not None}, notes
 
 
 def read_staged(
@@ -104,6 +107,11 @@ def read_staged(
     """The config of a checkpoint in our names, from its shapes and then from `hints`: (where from, settings)."""
     family = FAMILIES[found.origin.architecture]
     told = _settings_from_shapes(state, found, source)
+    if "norm.weight" not in state:
+        raise CheckpointError(
+            f"{source}: the norm after the last stage is not in it; transformers' backbones are saved like this, with "
+            "others in its place, and are not supported"
+        )
     why = dict.fromkeys(told, "shapes")
     conventions = _usual_eps(family) | dict(found.origin.conventions)
     for where, settings in [("you", overrides), *hints, ("convention", conventions)]:
@@ -122,9 +130,22 @@ def read_staged(
             "window_size=8, image_size=256"
         )
     try:
-        return Reading(family.config(**told), why)
+        config = family.config(**told)
     except PatchlightError as error:
         raise CheckpointError(f"{source}: {error}") from None
+    if found.origin.name == "transformers" and isinstance(config, SwinConfig) and config.v2:
+        _refuse_oblong_windows(config, source)
+    return Reading(config, why)
+
+
+def _refuse_oblong_windows(config: SwinConfig, source: str) -> None:
+    """transformers' Swin V2 makes all windows square, those of grids with a side shorter than a window, too."""
+    for down, across in config.stage_windows():
+        if down != across:
+            raise CheckpointError(
+                f"{source}: with image_size={config.image_size} and patch_size={config.patch_size} it would have "
+                f"windows of {down}x{across} here, where transformers pads them to squares, which we do not"
+            )
 
 
 def _usual_eps(family: Family) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from patchlight.families import ModelConfig
 from patchlight.weights.find import Found
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.timm_arguments import vit_settings
+from patchlight.weights.transformers_configs import Keys, activation
 
 EVA_ROPE = {"position": "rope2d", "rope_base": 10_000.0, "rope_grid": (16, 16)}
 
@@ -44,16 +45,6 @@ TIMM_POOLS_PREFIX = ("test_vit3",)
 TIMM_OTHERS = ("vit_pe_", "_xp_", "_18x2_")
 
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "swiglu"}
-
-TRANSFORMERS_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "quick_gelu": "quick_gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "swiglu",  # only gated MLPs have it
-}
 
 
 def timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
@@ -100,22 +91,45 @@ def refuse_partial_pooling(config: ModelConfig, found: Found) -> None:
         )
 
 
-def transformers_hints(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
-    config = config.get("vision_config") or config
+def transformers_hints(keys: Keys, source: str, *, gated: bool) -> dict[str, Any]:
+    """What transformers' config.json says beyond the shapes, and of them what must agree; `gated`: the MLPs are."""
+    values = keys.values
     hints: dict[str, Any] = {
-        "width": config.get("hidden_size"),
-        "depth": config.get("num_hidden_layers"),
-        "num_heads": config.get("num_attention_heads"),
-        "norm_eps": config.get("layer_norm_eps"),
-        "image_size": config.get("image_size"),
-        "rope_base": config.get("rope_theta"),
+        **keys.told,
+        "width": values.get("hidden_size"),
+        "depth": values.get("num_hidden_layers"),
+        "num_heads": values.get("num_attention_heads"),
+        "norm_eps": values.get("layer_norm_eps"),
+        "image_size": values.get("image_size"),
+        "rope_base": values.get("rope_theta"),
     }
-    patch = config.get("patch_size")
+    patch = values.get("patch_size")
     hints["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch) if patch else None
-    activation = config.get("hidden_act")
-    if isinstance(activation, str):
-        if activation not in TRANSFORMERS_ACTIVATIONS:
-            raise CheckpointError(f"{source}: config.json says hidden_act={activation!r}, which we do not have")
-        hints["mlp"] = TRANSFORMERS_ACTIVATIONS[activation]
+    with_gate = f" with use_gated_mlp={gated}" if keys.model_type == "dinov3_vit" else ""
+    if not gated:
+        hints["mlp"] = activation(keys, ("gelu", "gelu_tanh", "quick_gelu"), source, with_gate)
+    elif with_gate:  # DINOv2's gate is a SiLU whatever the file says
+        activation(keys, ("silu",), source, with_gate)
+    if "use_mean_pooling" in values:  # BEiT
+        hints |= _beit_hints(values, source)
     return {name: value for name, value in hints.items() if value is not None}
+
+
+def _beit_hints(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    relative = values["use_relative_position_bias"] or values["use_shared_relative_position_bias"]
+    table = values["use_absolute_position_embeddings"]
+    if relative and table:
+        raise CheckpointError(
+            f"{source}: config.json says use_absolute_position_embeddings=True beside relative positions, which we do "
+            "not have together"
+        )
+    size = values["image_size"]
+    if relative and not isinstance(size, int) and len(set(size)) > 1:
+        raise CheckpointError(
+            f"{source}: config.json says image_size={size} with relative positions, where transformers takes rows for "
+            "columns; we have squares alone"
+        )
+    position = "relative_bias" if relative else "learned" if table else "none"
+    mean = values["use_mean_pooling"]
+    # Then it is the pooler that normalises, and models without one do not.
+    return {"position": position, "pooling": "mean" if mean else "cls", "final_norm": "none" if mean else None}

@@ -39,6 +39,8 @@ def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dic
         refuse("timm", config, "pooling='attention'", inner_norm="none")
         if config.mlp == "swiglu":
             refuse("timm", config, "pooling='attention'", mlp="gelu")
+    if config.final_norm == "none":
+        refuse("timm", config, final_norm="tokens")
     frequencies: State = {}
     if config.position in ("relative_bias", "relative_mlp"):
         architecture, arguments = _relative(config)

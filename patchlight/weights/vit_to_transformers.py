@@ -214,6 +214,8 @@ def _clip(config: ViTConfig, state: State) -> Written:
     _refuse_oblong(config, "embed_norm=True")
     refuse("transformers", config, "embed_norm=True", position="learned", class_token=True, num_registers=0)
     refuse("transformers", config, "embed_norm=True", patch_bias=False, layer_scale=None, pooling="cls")
+    if config.final_norm == "none":
+        refuse("transformers", config, "embed_norm=True", final_norm="tokens")
     if config.mlp == "swiglu":
         refuse("transformers", config, "embed_norm=True", mlp="gelu")
     config, state = _with_prefix_rows(config, state)

@@ -119,7 +119,7 @@ def test_attention_pooling_can_be_done_without(tmp_path: Path) -> None:
     path = write_timm(model, tmp_path / "x.safetensors")
     assert load(path, num_heads=2).config.pooling == "attention"
     loaded = load(path, num_heads=2, pooling="mean")
-    assert "pooling='mean' in place of its attention pooling" in loaded.notes
+    assert "left out its attention pooling, which is not read with pooling='mean'" in loaded.notes
     torch.testing.assert_close(loaded.model(IMAGE), model.features(IMAGE, pooling="mean"))
 
 

@@ -187,7 +187,9 @@ def test_another_architectures_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PatchlightError, match=r"config\.json says 'xswin_tiny', but its tensors are named"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", "use_absolute_embeddings": True}))
-    with pytest.raises(PatchlightError, match="use_absolute_embeddings, which our Swin does not have"):
+    with pytest.raises(
+        PatchlightError, match="use_absolute_embeddings=True; of transformers' swin we have False alone"
+    ):
         load(tmp_path)
 
 
