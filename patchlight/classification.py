@@ -5,12 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import Photo, listed
-from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.groups import Named
 from patchlight.weights.load import Loaded, load_or_given
 
@@ -51,16 +49,6 @@ class Prediction:
         }
 
 
-def check_names_classes(loaded: Loaded) -> None:
-    """Refuse a model that has no classes to name."""
-    if not loaded.config.num_classes:
-        raise PatchlightError(
-            f"{loaded.provenance.source}: has no head to classify with; load one that has, or train one"
-        )
-    if loaded.provenance.origin in PROJECTIONS:
-        raise PatchlightError(f"{loaded.provenance.source}: its head gives an embedding, not classes")
-
-
 @overload  # a path is a sequence, too, of letters: the first that fits is taken
 def classify(  # type: ignore[overload-overlap]
     photos: Photo, model: str | os.PathLike[str] | Loaded = ..., top: int = ...
@@ -80,21 +68,16 @@ def classify(
     `decode` gave); of several a list, in their order. `model` is what `load` takes, or gave."""
     several, one = listed(photos)
     loaded = load_or_given(model)
-    check_names_classes(loaded)
+    loaded.check_names_classes()
     if top < 1:
         raise PatchlightError(f"top={top} must be 1 or more")
-    weight = loaded.model.norm.weight
-    found = []
-    with torch.inference_mode():
-        for photo in several:
-            image_CHW, _ = loaded.preprocess(photo)
-            found.append(likeliest(loaded, loaded.model(image_CHW[None].to(weight.device, weight.dtype))[0], top))
+    found = [likeliest(loaded, logits_K, top) for logits_K in loaded.predict(several)]
     return found[0] if one else found
 
 
 def likeliest(loaded: Loaded, logits_K: Tensor, top: int = 5) -> Prediction:
     """What these logits of the model say of a photo."""
-    check_names_classes(loaded)
+    loaded.check_names_classes()
     logits_K = logits_K.float()
     probabilities, indices = logits_K.softmax(0).topk(min(top, len(logits_K)))
     chosen = indices.tolist()

@@ -61,6 +61,11 @@ class Preprocess:
         image_CHW /= np.array(self.config.std, np.float32).reshape(3, 1, 1)
         return torch.from_numpy(image_CHW), view
 
+    @property
+    def transform(self) -> "Transform":
+        """For `torchvision.transforms.Compose`, a Dataset and its DataLoader: a photo in, image_CHW out."""
+        return Transform(self)
+
     def check_channels(self) -> None:
         """Refuse to make images for a model that takes other channels than photos have."""
         if self.channels != PHOTO_CHANNELS:
@@ -154,3 +159,16 @@ class Preprocess:
             return np.asarray(image.resize(size[::-1], resample, box))
         bands = [np.asarray(band.convert("F").resize(size[::-1], resample, box)) for band in image.split()]
         return np.stack(bands, axis=-1)
+
+
+class Transform:
+    """A photo, see `Photo`, to image_CHW float32 alone. It can be sent to other processes."""
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.preprocess = preprocess
+
+    def __call__(self, photo: Photo) -> "torch.Tensor":
+        return self.preprocess(photo)[0]
+
+    def __repr__(self) -> str:
+        return f"Transform({self.preprocess.config})"

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from patchlight.classification import check_names_classes
 from patchlight.config import Size, ViTConfig
 from patchlight.costing import Costs, Latency, costs, measure_latency
 from patchlight.errors import PatchlightError
@@ -66,7 +65,7 @@ class Served:
     @property
     def names_classes(self) -> bool:
         try:
-            check_names_classes(self.loaded)
+            self.loaded.check_names_classes()
         except PatchlightError:
             return False
         return True

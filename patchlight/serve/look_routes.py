@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fastapi import APIRouter, Query, Response
 from torch import Tensor
 
-from patchlight.classification import check_names_classes, likeliest
+from patchlight.classification import likeliest
 from patchlight.explain.attention import resolve_layers, resolve_queries
 from patchlight.explain.shuffling import shuffled_order
 from patchlight.serve import answers
@@ -83,7 +83,7 @@ def add_look_routes(api: APIRouter, state: ServerState) -> None:
         photo: answers.PhotoId, model: answers.Number = 0, top: Annotated[int, Query(ge=1, le=100)] = 5
     ) -> answers.Classes:
         """The likeliest classes, by a model that names them."""
-        check_names_classes(engine.model(model).loaded)
+        engine.model(model).loaded.check_names_classes()
         served, seen = await state.seen(state.photos.get(photo), model)
         named = likeliest(served.loaded, seen.output_K).named
         about = {} if named is None else named.to_dict()

@@ -5,10 +5,10 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ from torch import Tensor
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig, check_names
 from patchlight.errors import PatchlightError
 from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
-from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, counted_channels
+from patchlight.images.decode import Photo, listed
+from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, Transform, counted_channels
 from patchlight.models.families import Model, make_model
 from patchlight.models.resampling import resample
 from patchlight.models.stems import resize_projection
 from patchlight.weights.about import groups_of, labels_of, licence_of, own_preprocess_of, read_own_config, subject_of
-from patchlight.weights.convert import State, convert, reorder_rope
+from patchlight.weights.convert import PROJECTIONS, State, convert, reorder_rope
 from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.find import find
 from patchlight.weights.groups import UNKNOWN, Groups
@@ -47,6 +48,9 @@ class Provenance:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
         return digest.hexdigest()
+
+
+Outputs = Literal["logits", "probabilities", "features"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,66 @@ class Loaded:
         if self.groups is not None or self.labels is None or len(self.labels) != self.config.num_classes:
             return self.groups
         return Groups(self.labels, (UNKNOWN,) * len(self.labels))
+
+    @property
+    def transform(self) -> Transform:
+        """`preprocess` without the view, for `torchvision.transforms.Compose`, a Dataset and its DataLoader."""
+        return self.preprocess.transform
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.norm.weight.device
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the model to a device, as torch does it: in place, and given back."""
+        _check_device(device)
+        self.model.to(device)
+        return self
+
+    def predict(self, photos: Photo | Iterable[Photo], outputs: Outputs = "logits", *, batch_size: int = 32) -> Tensor:
+        """What the model says of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what `decode`
+        gave): K numbers; of several photos a row for each, in their order. float32, on the CPU.
+
+        `outputs`: "logits" (the embedding, where the head is CLIP's projection), "probabilities" (their softmax), or
+        "features" (pooled, before the head). On a CPU each photo goes through the model alone, so that its numbers do
+        not depend on the photos beside it; on a GPU `batch_size` at a time.
+        """
+        several, one = listed(photos)
+        if outputs not in get_args(Outputs):
+            raise PatchlightError(
+                f"outputs={outputs!r} is not one of {', '.join(get_args(Outputs))}; `localize` finds subjects"
+            )
+        if batch_size < 1:
+            raise PatchlightError(f"batch_size={batch_size} must be 1 or more")
+        if outputs == "probabilities":
+            self.check_names_classes()
+        if outputs == "logits" and not self.config.num_classes:
+            raise PatchlightError(f"{self.provenance.source}: has no head, so it gives no logits; ask for 'features'")
+        at_once, answers = 1 if self.device.type == "cpu" else batch_size, []
+        with torch.inference_mode():
+            for start in range(0, len(several), at_once):
+                images = [self.preprocess(photo)[0] for photo in several[start : start + at_once]]
+                # Without a crop photos stay of different sizes.
+                together = [torch.stack(images)] if len({image.shape for image in images}) == 1 else images
+                answers += [self._answer(image_BCHW, outputs) for image_BCHW in together]
+        answer_BK = torch.cat(answers)
+        return answer_BK[0] if one else answer_BK
+
+    def _answer(self, image_BCHW: Tensor, outputs: Outputs) -> Tensor:
+        image_BCHW = image_BCHW if image_BCHW.ndim == 4 else image_BCHW[None]
+        image_BCHW = image_BCHW.to(self.device, self.model.norm.weight.dtype)
+        answer_BK = (self.model.features if outputs == "features" else self.model)(image_BCHW).float()
+        return (answer_BK.softmax(1) if outputs == "probabilities" else answer_BK).cpu()
+
+    def check_names_classes(self) -> None:
+        """Refuse a model that has no classes to name."""
+        if not self.config.num_classes:
+            raise PatchlightError(
+                f"{self.provenance.source}: has no head to classify with; load one that has, or train one"
+            )
+        if self.provenance.origin in PROJECTIONS:
+            raise PatchlightError(f"{self.provenance.source}: its head gives an embedding, not classes")
 
 
 def load(
@@ -174,7 +238,7 @@ def load_or_given(model: object, device: str | torch.device | None = None) -> Lo
         return load(os.fspath(model), device="cpu" if device is None else device)
     if not isinstance(model, Loaded):
         raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
-    if device is not None and torch.device(device) != model.model.norm.weight.device:
+    if device is not None and torch.device(device) != model.device:
         raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
     return model
 
@@ -189,6 +253,10 @@ def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any, weig
         raise CheckpointError(f"preprocess is a {type(preprocess).__name__}; give a PreprocessConfig")
     if weights not in (None, "model", "ema"):
         raise CheckpointError(f"weights={weights!r} should be 'model' (as trained) or 'ema' (their moving average)")
+    _check_device(device)
+
+
+def _check_device(device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError):

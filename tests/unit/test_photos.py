@@ -1,7 +1,9 @@
 """Every function that takes photos takes them in every form, alone or in a list, and refuses all else in one line."""
 
+import inspect
 import io
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
+from patchlight.images.decode import Photo
 from patchlight.looking import look
 from patchlight.weights.save import save
 
@@ -47,6 +50,10 @@ def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
             return torch.tensor(pl.classify(photo, loaded).probabilities)
         case "localize":
             return pl.localize(photo, loaded).heat_hw
+        case "predict":
+            return loaded.predict(photo)
+        case "transform":
+            return loaded.transform(photo)
         case "look":
             return torch.tensor(len(look(photo, loaded).pictures))
     raise AssertionError(name)
@@ -54,16 +61,37 @@ def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
 
 OF_SEVERAL: dict[str, Callable[[Any, pl.Loaded], list[Any]]] = {
     "classify": lambda photos, loaded: [torch.tensor(one.probabilities) for one in pl.classify(photos, loaded)],
+    "predict": lambda photos, loaded: list(loaded.predict(photos)),
     "localize": lambda photos, loaded: [one.heat_hw for one in pl.localize(photos, loaded)],
 }
-ALL = ("decode", "preprocess", "classify", "localize")
+ALL = ("decode", "preprocess", "transform", "predict", "classify", "localize")
 
 
+def test_every_public_function_that_takes_photos_is_among_them() -> None:
+    public = {name: getattr(pl, name) for name in pl.__all__}
+    public |= {name: method for name, method in vars(pl.Loaded).items() if not name.startswith("_")}
+    taking = {
+        name
+        for name, function in public.items()
+        if inspect.isfunction(function) and Photo in possible_types(typing.get_type_hints(function).values())
+    }
+    assert taking | {"preprocess", "transform"} == set(ALL)
+
+
+def possible_types(hints: Iterable[Any]) -> list[Any]:
+    """The hints, and what the unions and collections among them are made of."""
+    found: list[Any] = []
+    for hint in hints:
+        found += [hint, *possible_types(typing.get_args(hint))]
+        if set(typing.get_args(Photo)) <= set(typing.get_args(hint)):
+            found.append(Photo)
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ALL)
-def test_every_form_of_a_photo_gives_the_same(name: str, forms: dict[str, Any], loaded: pl.Loaded) -> None:
-    expected = of_one(name, PHOTO, loaded)
-    for form, photo in forms.items():
-        assert torch.equal(of_one(name, photo, loaded), expected), form
+def test_every_form_of_a_photo_gives_the_same(name: str, form: str, forms: dict[str, Any], loaded: pl.Loaded) -> None:
+    assert torch.equal(of_one(name, forms[form], loaded), of_one(name, PHOTO, loaded))
 
 
 @pytest.mark.parametrize("name", OF_SEVERAL)
