@@ -199,8 +199,8 @@ def nearest_neighbours(
             yield torch.stack(list(pool.map(prepared, contents))), labels_B, torch.arange(start, start + len(part))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        train_ND, train_labels_N = features_of(loaded.model, batches(known), tell=tell)
-        test_MD, test_labels_M = features_of(loaded.model, batches(asked), tell=tell)
+        train_ND, train_labels_N = features_of(loaded.model, batches(known), reporter=SHOWN)
+        test_MD, test_labels_M = features_of(loaded.model, batches(asked), reporter=SHOWN)
     device = loaded.model.norm.weight.device
     result = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, device=device)
     return result.accuracy, len(known), len(classes)
@@ -308,6 +308,9 @@ def finish(loaded: pl.Loaded) -> None:
 
 def tell(progress: str) -> None:
     print(f"\r{progress:40}", end="", file=sys.stderr, flush=True)
+
+
+SHOWN = pl.Reporter(progress=lambda now: tell(now.line()))
 
 
 def main() -> None:

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from patchlight.models.convnext import ConvNeXt as ConvNeXt
     from patchlight.models.swin import Swin as Swin
     from patchlight.models.vit import ViT as ViT
+    from patchlight.reporting import Progress as Progress
+    from patchlight.reporting import Reporter as Reporter
+    from patchlight.training.api import Trained as Trained
+    from patchlight.training.api import finetune as finetune
+    from patchlight.training.api import train as train
     from patchlight.weights.load import Loaded as Loaded
     from patchlight.weights.load import load as load
     from patchlight.weights.save import save as save
@@ -47,9 +52,12 @@ _HOMES = {
     "PatchlightError": "patchlight.errors",
     "Prediction": "patchlight.classification",
     "PreprocessConfig": "patchlight.config",
+    "Progress": "patchlight.reporting",
+    "Reporter": "patchlight.reporting",
     "Subject": "patchlight.localizing.detector",
     "Swin": "patchlight.models.swin",
     "SwinConfig": "patchlight.families",
+    "Trained": "patchlight.training.api",
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
     "View": "patchlight.geometry",
@@ -57,9 +65,11 @@ _HOMES = {
     "classify": "patchlight.classification",
     "costs": "patchlight.costing",
     "decode": "patchlight.images.decode",
+    "finetune": "patchlight.training.api",
     "load": "patchlight.weights.load",
     "localize": "patchlight.localizing.detector",
     "save": "patchlight.weights.save",
+    "train": "patchlight.training.api",
     "variant": "patchlight.families",
 }
 

@@ -55,9 +55,9 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def printable(path: str) -> str:
-    """The path in one line, whatever bytes are in it."""
-    return path if path.isprintable() else ascii(path)
+def printable(name: str) -> str:
+    """The name in one line, whatever bytes are in it."""
+    return name if name.isprintable() else ascii(name)
 
 
 def sync_folder(folder: Path) -> None:

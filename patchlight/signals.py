@@ -7,8 +7,10 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -149,6 +151,25 @@ def _act_at_once(number: int, first: float) -> None:
     if time.monotonic() - first > SAME_ONCE_MORE:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+
+_HIDING = threading.Lock()
+
+
+@contextlib.contextmanager
+def main_hidden() -> Iterator[None]:
+    """A process that is started inside does not run the program that started this one.
+
+    It would, to know the program's functions: that takes the time of all its imports, and starts the work anew where
+    the program does so without asking `if __name__ == "__main__"`, as most scripts and notebooks do.
+    """
+    with _HIDING:  # of two threads, the second would take what the first has put there for the program
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def worker_context(preload: str) -> BaseContext:

@@ -8,17 +8,15 @@ import contextlib
 import os
 import pickle
 import signal
-import sys
 import threading
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from typing import Any, ParamSpec, TypeVar
 
 from patchlight.errors import PatchlightError
-from patchlight.signals import worker_context
+from patchlight.signals import main_hidden, worker_context
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -120,7 +118,7 @@ class _Worker:
         self._sending = threading.Lock()
         try:
             self.process = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
-            with _main_hidden():
+            with main_hidden():
                 self.process.start()
         except (EOFError, OSError) as error:
             raise NoWorkers(f"processes that read photos could not be started ({error!r}); use 0 workers") from None
@@ -135,19 +133,6 @@ class _Worker:
     def tell_to_end(self) -> None:
         with self._sending, contextlib.suppress(OSError):
             self.pipe.send(None)
-
-
-@contextlib.contextmanager
-def _main_hidden() -> Iterator[None]:
-    """A new process would run the program that started this one, to know its functions: that takes the time of all its
-    imports, and would start the work anew where the program does so by itself. None of its functions is called there.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _serve(pipe: Connection) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchlight.commands.options import parse_share
-from patchlight.commands.train import SECONDS_BETWEEN_LINES
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
+from patchlight.reporting import SECONDS_BETWEEN_LINES
 
 MOST_NAMES = 10
 """Of what photos show, that are printed."""

@@ -2,15 +2,17 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchlight.commands.options import AsJson, usual_device
+from patchlight.commands.options import AsJson, Device, usual_device
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
+from patchlight.files import printable
+from patchlight.reporting import Progress, Reporter, on_terminal
 from patchlight.signals import asked_to_stop
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read photos.")] = 2,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """How good a model is on labelled photos: accuracy, what it confuses, and whether its confidence holds.
@@ -51,14 +53,8 @@ def evaluate(
 
     if out is not None:
         check_folder(out)
-    with _showing(model) as tell:
-        report = evaluate_photos(
-            _load(model, device),
-            photos,
-            batch_size=batch,
-            workers=workers,
-            tell=tell,
-        )
+    with _showing(model) as reporter:
+        report = evaluate_photos(_load(model, device), photos, batch_size=batch, workers=workers, reporter=reporter)
     for line in report.problems:
         typer.echo(f"patchlight: {line}", err=True)
     if as_json:
@@ -73,17 +69,15 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _showing(model: str) -> Iterator[Callable[[str], None]]:
-    """What is going on, on a terminal only; a stop ends it in a line, and the processes that read in order."""
-    from rich.console import Console
-    from rich.text import Text
-
+def _showing(model: str) -> Iterator[Reporter]:
+    """What is going on; a stop ends it in a line, and the processes that read in order."""
     with (
         asked_to_stop() as asked,
         asked.at_once(f"{model}: stopped before there was a result"),
-        Console(stderr=True).status(Text(f"loading {model}")) as status,
+        on_terminal() as reporter,
     ):
-        yield lambda progress: status.update(Text(progress))
+        reporter.progress(Progress(what=f"loading {model}"))
+        yield reporter
 
 
 def _load(model: str, device: str | None) -> "Loaded":
@@ -108,7 +102,7 @@ def _evaluate_features(
 ) -> None:
     from patchlight.training.features import evaluate_features
 
-    with _showing(model) as tell:
+    with _showing(model) as reporter:
         loaded = _load(model, device)
         found = [
             evaluate_features(
@@ -118,7 +112,7 @@ def _evaluate_features(
                 train=known,
                 batch_size=batch,
                 workers=workers,
-                tell=tell,
+                reporter=reporter,
             )
             for method in methods
         ]
@@ -136,8 +130,6 @@ def _evaluate_features(
 
 
 def _print_evaluation(result: "Evaluation", most: int = 30) -> None:
-    from patchlight.training.data import printable
-
     low, high = result.accuracy_interval
     seen = [one for one in result.per_class if one.photos]
     typer.echo(

@@ -16,6 +16,7 @@ Weights = Annotated[
     Literal["model", "ema"] | None,
     typer.Option(help="Which of a checkpoint that has both: as trained, or averaged (as if left out)."),
 ]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -7,35 +7,34 @@ step number, whatever the number of workers and processes. How a photo is varied
 epoch % variations, where the variations come again.
 """
 
+import contextlib
 import hashlib
 import json
 import math
-import multiprocessing
-import multiprocessing.forkserver
 import os
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.files import printable
 from patchlight.geometry import Box, Size
 from patchlight.images import augment as augmentation
 from patchlight.images.augment import AugmentConfig
-from patchlight.images.decode import Decoded, ImageError, decode
+from patchlight.images.decode import Decoded, ImageError, Photo, decode
 from patchlight.images.draws import Draws, epoch_order
 from patchlight.images.preprocess import Preprocess
-from patchlight.signals import held_back, worker_context
 from patchlight.training.marks import Marks
+from patchlight.training.workers import in_workers
+
+UNLABELLED = "photos"
+"""The class of photos that have none."""
 
 CLASS_WITHOUT_PHOTOS = "class without photos"
 """A kind of note."""
@@ -79,7 +78,7 @@ class Stored(Protocol):
 
     def select(self, indices: npt.NDArray[np.int64]) -> "Stored": ...
 
-    def source(self, index: int, name: str) -> str | bytes:
+    def source(self, index: int, name: str) -> Photo:
         """What `decode` takes."""
 
 
@@ -148,16 +147,14 @@ class Dataset:
             assert self.images_NCHW is not None
             return hashlib.sha256(self.images_NCHW[self._image(index)].contiguous().numpy().tobytes()).digest()
         name = self.names[index]
-        try:
-            source = self._files.source(index, name)
-            if isinstance(source, bytes):
-                return hashlib.sha256(source).digest()
-            if os.path.isfile(source):  # opening a pipe would wait for ever
-                with open(source, "rb") as file:
-                    return hashlib.file_digest(file, "sha256").digest()
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError, ImageError):
+            return hash_of(self._files.source(index, name))
         return hashlib.sha256(b"unreadable:" + os.fsencode(name)).digest()
+
+    @property
+    def hashes(self) -> list[bytes] | None:
+        """The `content_hash` of every photo, where all were read already."""
+        return self._hashes
 
     def with_hashes(self, hashes: list[bytes]) -> "Dataset":
         """The same set, with the `content_hash` of every photo known already."""
@@ -245,6 +242,19 @@ class Dataset:
                     images_NCHW = torch.stack([_as_bytes(_levels(preprocess, decode(image))) for image in each])
                 self._prepared = key, images_NCHW.to(device)
         return self._prepared[1]
+
+
+def hash_of(photo: Photo) -> bytes:
+    """The sha256 of a photo's file, the same for every copy of it; of its pixels, if it comes from none."""
+    if isinstance(photo, bytes):
+        return hashlib.sha256(photo).digest()
+    if isinstance(photo, str | os.PathLike):
+        if not os.path.isfile(photo):  # opening a pipe would wait for ever
+            raise OSError(f"{photo}: is no file")
+        with open(photo, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    image = decode(photo).image
+    return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
 
 # Parts of a set
@@ -488,108 +498,6 @@ def _as_bytes(levels: Tensor) -> Tensor:
 
 def _channels_first(level_HWC: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.array(level_HWC.transpose(2, 0, 1), order="C"))
-
-
-# Worker processes
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def in_workers(
-    task: Callable[[Item], Result], items: Iterable[Item], workers: int, *, pin: bool = False
-) -> Iterator[Result]:
-    """task(item) of each item, in order, computed in this many processes; 0 computes here.
-
-    A `PatchlightError` of the task arrives as it is. The processes live until the iterator ends or is dropped, and
-    survive Ctrl-C, so that the training process can finish what it is at. `pin` puts tensors where a GPU fetches
-    them fast.
-    """
-    if workers == 0:
-        yield from map(task, items)
-        return
-    context = worker_context(__name__)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores
-        loader: DataLoader[Any] = DataLoader(
-            _Task(task),  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=items,
-            num_workers=workers,
-            multiprocessing_context=context,
-            worker_init_fn=_start_worker,
-            generator=torch.Generator(),  # or it would draw from the one that dropout uses
-            pin_memory=pin,
-        )
-        try:
-            with held_back():  # processes that are left while they start say so at length
-                results = iter(loader)
-        except (EOFError, ConnectionError) as error:
-            raise PatchlightError(
-                f"processes that read photos could not be started ({error!r}); use 0 workers"
-            ) from None
-    try:
-        for result in results:
-            if isinstance(result, _Failure):
-                raise PatchlightError(result.message)
-            yield result
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise PatchlightError(
-            f"a process that reads photos has died ({str(error).splitlines()[0]}); memory may be short: use fewer "
-            "workers, 0 for none, or give a container more shared memory"
-        ) from None
-    finally:
-        del results  # which ends the processes, also while a traceback holds on to this frame
-
-
-class _Failure(NamedTuple):
-    message: str
-
-
-class _Task:
-    """A function in the form of a map-style dataset, where the "index" is the argument."""
-
-    def __init__(self, task: Callable[[Any], Any]) -> None:
-        self.task = task
-
-    def __getitem__(self, item: Any) -> Any:
-        try:
-            return self.task(item)
-        except PatchlightError as error:
-            return _Failure(str(error))  # raised here it would come back with a traceback in its text
-
-
-def _start_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_parent_says, daemon=True).start()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_when_parent_says() -> None:
-    """SIGTERM from the training process ends a worker; from anybody else it is meant for the training process."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
-        pass
-    os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """torch's own watch looks at the process that forked this one, which is not the one that uses it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def printable(name: str) -> str:
-    """The name in one line, whatever is in it."""
-    return name if name.isprintable() else ascii(name)
 
 
 def _few(names: Sequence[str]) -> str:

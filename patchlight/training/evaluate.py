@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
 from patchlight.files import replacing
+from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.training.data import evaluation_batches
+from patchlight.training.own_dataset import name_of
 from patchlight.training.scan import scan
-from patchlight.training.sources import open_dataset, require_photos
+from patchlight.training.sources import Photos, open_dataset, require_photos
 from patchlight.training.trained_on import warnings_of
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
@@ -177,17 +179,17 @@ def evaluate(
     classes: Sequence[str],
     *,
     device: str | torch.device | None = None,
-    tell: Callable[[str], None] | None = None,
+    reporter: Reporter = SILENT,
 ) -> Evaluation:
     """Let a model classify photos whose classes are known.
 
     `batches` gives images (B, C, H, W) float, normalised, labels (B,) and the indices of the photos (B,); `classes`
     names the model's K outputs. The model is moved to `device`, where one is given, and is in the mode afterwards that
-    it was in before. `tell` hears of the progress.
+    it was in before.
     """
     if device is not None:
         model = model.to(device)
-    logits_NK, labels_N, indices_N = _collect(model, batches, tell)
+    logits_NK, labels_N, indices_N = _collect(model, batches, reporter)
     _check(logits_NK, labels_N, indices_N, classes)
     photos, num_classes = logits_NK.shape
     predicted_N = logits_NK.argmax(1)  # the first of several that are equal, which in bfloat16 is not rare
@@ -236,24 +238,24 @@ class Report:
 
 def evaluate_photos(
     loaded: Loaded,
-    photos: str | os.PathLike[str],
+    photos: Photos,
     *,
     batch_size: int = 64,
     workers: int = 2,
-    tell: Callable[[str], None] = lambda progress: None,
+    reporter: Reporter = SILENT,
 ) -> Report:
     """Evaluate a model on the photos that `open_dataset` finds: the test or validation part, where there is one.
 
     Their classes are matched with the model's by name. Photos that cannot be read are left out.
     """
-    config, source, labels = loaded.config, os.fspath(photos), loaded.labels
+    config, source, labels = loaded.config, name_of(photos), loaded.labels
     if not config.num_classes or loaded.provenance.origin in PROJECTIONS:
         raise PatchlightError(
             f"{loaded.provenance.source}: has no head that gives classes; --knn, --linear or --attentive judge features"
         )
-    tell("opening the photos")
-    dataset = open_dataset(photos, "test")
-    require_photos(dataset, photos)
+    reporter.progress(Progress(what="opening the photos"))
+    dataset = open_dataset(photos, "test", workers=workers, reporter=reporter)
+    require_photos(dataset, source)
     # A class that no photo has may be unknown to the model.
     numbers = dataset.labels_N.unique().tolist() if labels is not None else range(len(dataset.classes))
     try:
@@ -263,7 +265,7 @@ def evaluate_photos(
     output_of = torch.full((len(dataset.classes),), -1)
     output_of[list(numbers)] = torch.tensor(outputs, dtype=torch.int64)
 
-    found = scan(dataset, workers=workers, tell=lambda done, total: tell(f"checked {done:,} of {total:,} photos"))
+    found = scan(dataset, workers=workers, reporter=reporter)
     readable = found.clean(dataset)
     if not len(readable):
         raise PatchlightError(
@@ -279,7 +281,7 @@ def evaluate_photos(
         model=loaded.provenance.source,
         photos=source,
         preprocess_fingerprint=loaded.preprocess.config.fingerprint(),
-        evaluation=evaluate(loaded.model, matched, dataset.classes if labels is None else labels, tell=tell),
+        evaluation=evaluate(loaded.model, matched, dataset.classes if labels is None else labels, reporter=reporter),
         names=readable.names,
         left_out=tuple(found.left_out),
         problems=tuple(problems),
@@ -419,9 +421,7 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 
 @torch.inference_mode()
-def _collect(
-    model: nn.Module, batches: Iterable[Batch], tell: Callable[[str], None] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _collect(model: nn.Module, batches: Iterable[Batch], reporter: Reporter) -> tuple[Tensor, Tensor, Tensor]:
     """The model's answers, float32 on the CPU: logits (N, K), and with them labels and indices, int64 (N,)."""
     weight = next(model.parameters())
     logits, labels, indices = [], [], []
@@ -433,8 +433,7 @@ def _collect(
             labels.append(labels_B.long().cpu())
             indices.append(indices_B.long().cpu())
             photos += len(labels_B)
-            if tell is not None:
-                tell(f"evaluated {photos:,} photos")
+            reporter.progress(Progress(what="evaluating photo", done=photos))
     if not photos:
         raise PatchlightError("there are no photos to evaluate the model on; name a folder or file that has some")
     return torch.cat(logits), torch.cat(labels), torch.cat(indices)

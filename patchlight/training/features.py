@@ -23,6 +23,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.attention import attend
 from patchlight.models.families import Model
 from patchlight.models.vit import Pooling
+from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import Dataset, evaluation_batches, split, subset
 from patchlight.training.evaluate import Batch, NoNumbersError, evaluating, interval_of, ranks_of
@@ -34,7 +35,6 @@ from patchlight.weights.load import Loaded, load
 
 Method = Literal["knn", "linear", "attentive"]
 
-Tell = Callable[[str], None]
 
 LINEAR_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 ATTENTIVE_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
@@ -90,24 +90,24 @@ class FeatureEvaluation:
 
 
 def features_of(
-    model: Model, batches: Iterable[Batch], *, pooling: Pooling | None = None, tell: Tell | None = None
+    model: Model, batches: Iterable[Batch], *, pooling: Pooling | None = None, reporter: Reporter = SILENT
 ) -> tuple[Tensor, Tensor]:
     """One vector a photo, pooled as the config says or as asked, before any head: features_ND float32, labels_N int64.
 
     `batches` is as for `evaluate`: images as the model takes them, labels, indices. Both results are on the CPU.
     """
-    return _collect(model, batches, lambda images_BCHW: model.features(images_BCHW, pooling=pooling).float(), tell)
+    return _collect(model, batches, lambda images_BCHW: model.features(images_BCHW, pooling=pooling).float(), reporter)
 
 
-def patch_tokens_of(model: Model, batches: Iterable[Batch], *, tell: Tell | None = None) -> tuple[Tensor, Tensor]:
+def patch_tokens_of(model: Model, batches: Iterable[Batch], *, reporter: Reporter = SILENT) -> tuple[Tensor, Tensor]:
     """The patches' last tokens, float16 to save memory: tokens_NPD, labels_N, both on the CPU."""
     prefix = model.config.num_prefix
-    return _collect(model, batches, lambda images_BCHW: model.tokens(images_BCHW)[:, prefix:].half(), tell)
+    return _collect(model, batches, lambda images_BCHW: model.tokens(images_BCHW)[:, prefix:].half(), reporter)
 
 
 @torch.no_grad()
 def _collect(
-    model: Model, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], tell: Tell | None
+    model: Model, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], reporter: Reporter
 ) -> tuple[Tensor, Tensor]:
     weight = model.norm.weight
     found, labels = [], []
@@ -118,8 +118,7 @@ def _collect(
             found.append(look(images_BCHW.to(weight.device, weight.dtype)).cpu().clone())
             labels.append(labels_B.long().cpu())
             photos += len(labels_B)
-            if tell is not None:
-                tell(f"looked at {photos:,} photos")
+            reporter.progress(Progress(what="looking at photo", done=photos))
     if not photos:
         raise PatchlightError("there are no photos to look at; name a folder or file that has some")
     return torch.cat(found), torch.cat(labels)
@@ -205,7 +204,7 @@ def linear_probe(
     batch_size: int = 256,
     seed: int = 0,
     device: torch.device | str | None = None,
-    tell: Tell | None = None,
+    reporter: Reporter = SILENT,
 ) -> FeatureEvaluation:
     """A linear classifier on features that stay as they are: one a learning rate, all trained in one pass.
 
@@ -230,7 +229,7 @@ def linear_probe(
         batch_size=batch_size,
         seed=seed,
         device=device,
-        tell=tell,
+        reporter=reporter,
     )
 
 
@@ -246,7 +245,7 @@ def attentive_probe(
     batch_size: int = 64,
     seed: int = 0,
     device: torch.device | str | None = None,
-    tell: Tell | None = None,
+    reporter: Reporter = SILENT,
 ) -> FeatureEvaluation:
     """As `linear_probe`, on patch tokens that a learned query pools by attention: see `AttentiveHead`."""
     _check(train_NPD, train_labels_N, test_MPD, test_labels_M)
@@ -262,7 +261,7 @@ def attentive_probe(
         batch_size=batch_size,
         seed=seed,
         device=device,
-        tell=tell,
+        reporter=reporter,
     )
 
 
@@ -298,7 +297,7 @@ def _probe(
     batch_size: int,
     seed: int,
     device: torch.device | str | None,
-    tell: Tell | None,
+    reporter: Reporter,
 ) -> FeatureEvaluation:
     train, train_labels_N, test, test_labels_M = known_and_asked
     train_labels_N, test_labels_M = train_labels_N.cpu(), test_labels_M.cpu()
@@ -330,8 +329,8 @@ def _probe(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if tell is not None and step % 50 == 0:
-                tell(f"probe: step {step:,} of {steps:,}")
+            if step % 50 == 0:
+                reporter.progress(Progress(what="probe: step", done=step, total=steps))
 
     @torch.no_grad()
     def ranks(head: nn.Module, features: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
@@ -424,7 +423,7 @@ def evaluate_features(
     workers: int = 2,
     device: str | torch.device | None = None,
     seed: int = 0,
-    tell: Tell = lambda progress: None,
+    reporter: Reporter = SILENT,
 ) -> FeatureEvaluation:
     """Judge a model, or what `load` takes, by its features of the labelled photos that `open_dataset` finds.
 
@@ -437,8 +436,8 @@ def evaluate_features(
         model = load(Path(model) if isinstance(model, os.PathLike) else model, device=device or "cpu")
     vit = model.model if device is None else model.model.to(device)
     where = vit.norm.weight.device
-    tell("opening the photos")
-    known, asked, left_out, problems = _open_sets(photos, train, workers, tell)
+    reporter.progress(Progress(what="opening the photos"))
+    known, asked, left_out, problems = _open_sets(photos, train, workers, reporter)
     problems = [*warnings_of(model.provenance.path.parent, asked), *problems]
     if method == "attentive":
         patches = math.prod(vit.config.grid_for(model.preprocess.config.image_size))
@@ -458,8 +457,8 @@ def evaluate_features(
         )
 
     if method == "attentive":
-        train_NPD, train_labels_N = patch_tokens_of(vit, batches(known), tell=tell)
-        test_MPD, test_labels_M = patch_tokens_of(vit, batches(asked), tell=tell)
+        train_NPD, train_labels_N = patch_tokens_of(vit, batches(known), reporter=reporter)
+        test_MPD, test_labels_M = patch_tokens_of(vit, batches(asked), reporter=reporter)
         result = attentive_probe(
             train_NPD,
             train_labels_N,
@@ -468,31 +467,33 @@ def evaluate_features(
             num_heads=vit.config.probe_heads,
             seed=seed,
             device=where,
-            tell=tell,
+            reporter=reporter,
         )
     else:
-        train_ND, train_labels_N = features_of(vit, batches(known), tell=tell)
-        test_MD, test_labels_M = features_of(vit, batches(asked), tell=tell)
+        train_ND, train_labels_N = features_of(vit, batches(known), reporter=reporter)
+        test_MD, test_labels_M = features_of(vit, batches(asked), reporter=reporter)
         if method == "knn":
             result = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, device=where)
         else:
-            result = linear_probe(train_ND, train_labels_N, test_MD, test_labels_M, seed=seed, device=where, tell=tell)
+            result = linear_probe(
+                train_ND, train_labels_N, test_MD, test_labels_M, seed=seed, device=where, reporter=reporter
+            )
     source = {"model": model.provenance.source, "source": os.fspath(photos)}
     return replace(result, details=source | dict(result.details), left_out=tuple(left_out), problems=tuple(problems))
 
 
 def _open_sets(
-    photos: str | os.PathLike[str], train: str | os.PathLike[str] | None, workers: int, tell: Tell
+    photos: str | os.PathLike[str], train: str | os.PathLike[str] | None, workers: int, reporter: Reporter
 ) -> tuple[Dataset, Dataset, list[str], list[str]]:
     """The photos with known labels, those to be judged on, the names of those left out, and what is wrong."""
     asked: Dataset | None = open_dataset(photos, "test")
     assert asked is not None
     known = open_dataset(photos if train is None else train, "train")
-    require_photos(known, photos if train is None else train)
-    require_photos(asked, photos)
+    require_photos(known, os.fspath(photos if train is None else train))
+    require_photos(asked, os.fspath(photos))
     if train is None and known.fingerprint() == asked.fingerprint():
         asked = None  # there are no parts
-    found = scan(known, asked, workers=workers, tell=lambda done, total: tell(f"checked {done:,} of {total:,} photos"))
+    found = scan(known, asked, workers=workers, reporter=reporter)
     if found.fatal:
         named = os.fspath(photos) if train is None else f"{os.fspath(photos)}, known by {os.fspath(train)}"
         raise PatchlightError(f"{named}: {'; '.join([*found.fatal, *found.problems[:1]])}")

@@ -14,8 +14,7 @@ Shapes: N photos, V variations of each, D numbers in a feature.
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from patchlight.models.families import Model
+from patchlight.reporting import Progress, Reporter
 from patchlight.signals import StopRequest
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import Batch, Dataset, evaluation_batches, places
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**31
 """For the features of all photos."""
-
-SECONDS_BETWEEN_LINES = 20.0
-"""Of progress, while photos are looked at."""
 
 
 class HeadAlone(Classification):
@@ -91,7 +88,7 @@ class HeadAlone(Classification):
 
     @torch.no_grad()
     def look_ahead(
-        self, training: Dataset, processes: "Processes", asked: StopRequest, tell: Callable[[str], None], *, steps: int
+        self, training: Dataset, processes: "Processes", asked: StopRequest, reporter: Reporter, *, steps: int
     ) -> None:
         """Each variation that the steps take, once.
 
@@ -107,8 +104,8 @@ class HeadAlone(Classification):
         )
         looked_at_NV = torch.zeros(self.features_NVD.shape[:2], dtype=torch.bool, device=processes.device)
         each = min(variations, math.ceil(count / len(training)))
-        tell(f"looking once at {len(training):,} photos" + (f" in {each} variations each" if each > 1 else ""))
-        said, seen = time.monotonic(), 0
+        reporter.tell(f"looking once at {len(training):,} photos" + (f" in {each} variations each" if each > 1 else ""))
+        seen = 0
         photos = super().stream(training, alone, start=0, steps=math.ceil(count / batch_size))
         with contextlib.closing(photos), evaluating(self.vit), processes.autocast(self.config):
             for batch in photos:
@@ -121,9 +118,7 @@ class HeadAlone(Classification):
                 here = batch.samples_B[:new], batch.epochs_B[:new]
                 self.features_NVD[here], looked_at_NV[here] = features_BD[:new], True
                 seen += new
-                if time.monotonic() - said > SECONDS_BETWEEN_LINES:
-                    said = time.monotonic()
-                    tell(f"looked at {seen:,} of {count:,}")
+                reporter.progress(Progress(what="looking at photo", done=seen, total=count))
         self._centre(self.features_NVD[looked_at_NV])
 
     def _centre(self, features_MD: Tensor) -> None:

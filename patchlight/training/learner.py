@@ -1,7 +1,7 @@
 """What a run trains: a ViT and whatever takes part in teaching it. Each way of learning is one `Learner`."""
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from patchlight.config import PreprocessConfig
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.families import Model
+from patchlight.reporting import Reporter
 from patchlight.signals import StopRequest
 from patchlight.training.data import Batch, Dataset, batches
 
@@ -66,7 +67,7 @@ class Learner(nn.Module):
         return training.images_NCHW is None and self.cutting().crop == "resized"
 
     def look_ahead(
-        self, training: Dataset, processes: "Processes", asked: StopRequest, tell: Callable[[str], None], *, steps: int
+        self, training: Dataset, processes: "Processes", asked: StopRequest, reporter: Reporter, *, steps: int
     ) -> None:
         """What can be done once, before the first step of so many. It ends early where a stop is asked for."""
 

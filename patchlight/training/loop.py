@@ -20,6 +20,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
+from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.signals import Stopped, StopRequest, asked_to_stop, block_signals_in_children
 from patchlight.training import trained_on
 from patchlight.training.checkpoint import read_newest, write_checkpoint
@@ -41,17 +42,16 @@ from patchlight.training.setup import (
     open_sets,
     with_own_validation,
 )
+from patchlight.training.sources import Photos
 from patchlight.training.step import Step
 from patchlight.weights.groups import Groups
 from patchlight.weights.load import load
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What the loop tells whoever watches."""
+@dataclass(frozen=True, kw_only=True)
+class StepProgress(Progress):
+    """How far a run is; `done` are its steps."""
 
-    step: int
-    steps: int
     epoch: float
     loss: float
     lr: float
@@ -67,25 +67,24 @@ def train(
     *,
     resume: bool = False,
     device: str | None = None,
+    photos: Photos | None = None,
+    validation: Photos | None = None,
     teacher: Teacher | None = None,
     make_teacher: Callable[[str], Teacher] | None = None,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    checked: Callable[[int, int], None] = lambda done, total: None,
-    tell: Callable[[str], None] = lambda line: None,
-    stopping: Callable[[], None] = lambda: None,
+    reporter: Reporter = SILENT,
 ) -> Result:
     """Train as the config says into the folder `out`, which `patchlight.load` takes afterwards.
 
     With `resume` an interrupted run goes on to the very weights that it would have reached; one that is finished is
-    evaluated again. `teacher` is for distillation, where the config names none that `load` knows; `make_teacher` gives
+    evaluated again. `photos` and `validation` are taken in place of those that the config names, see `open_dataset`.
+    `teacher` is for distillation, where the config names none that `load` knows; `make_teacher` gives
     one for a device, and is called once it is known that the run can begin, by the first process before the others.
-    `watch` hears of the progress, `checked` of that before the first step (photos read, photos in all), `tell` of
-    everything that deserves a line, `stopping` that a stop was asked for, which waits for the end of a step (see
-    `asked_to_stop`). `Stopped` is raised once a stop that SIGINT or SIGTERM asked for has come about.
+    `Stopped` is raised once a stop that SIGINT or SIGTERM asked for has come about, at the end of a step.
     """
     folder = RunFolder(out)
     with find_processes(device) as processes, contextlib.ExitStack() as stack:
-        asked = stack.enter_context(asked_to_stop(stopping))
+        reporter = reporter if processes.is_first else SILENT
+        asked = stack.enter_context(asked_to_stop(reporter.stopping))
         with processes.together():
             config = with_own_validation(config)
             if processes.is_first:
@@ -93,17 +92,16 @@ def train(
                 folder.check(config, resume=resume)
             processes.check_batch(config)
             newest = read_newest(folder.checkpoints)
-        if not processes.is_first:
-            checked, tell = (lambda done, total: None), (lambda line: None)
         begun = newest is not None
-        run = _set_up(config, folder, processes, asked, teacher, make_teacher, checked, tell, begun=begun)
+        sets = partial(open_sets, config, photos, validation, reporter)
+        run = _set_up(config, folder, processes, asked, sets, teacher, make_teacher, reporter, begun=begun)
         state = _begin_or_go_on(run, newest)
         del newest  # it is as large as the weights and their moments
-        _learn(run, state, watch)
+        _learn(run, state)
         return _finish(run, state)
 
 
-def _learn(run: "_Run", state: "_LoopState", watch: Callable[[Progress], None]) -> None:
+def _learn(run: "_Run", state: "_LoopState") -> None:
     """Step by step to the last one, or until somebody asks for a stop."""
     config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
     evaluate_every = run.steps_an_epoch * config.evaluate_every
@@ -137,7 +135,7 @@ def _learn(run: "_Run", state: "_LoopState", watch: Callable[[Progress], None]) 
             if done % config.log_every == 0 or done == steps:
                 with processes.together():
                     if processes.is_first:
-                        watch(_log_losses(run, state, done))
+                        run.reporter.progress(_log_losses(run, state, done))
                         learner.check()
             if done % config.log_every == 0:
                 state.losses.clear()
@@ -154,7 +152,7 @@ def _look_ahead(run: "_Run", state: "_LoopState") -> None:
     """What the learner does before its first step; the time of it is not that of steps."""
     with run.processes.together():
         try:
-            run.learner.look_ahead(run.training, run.processes, run.asked, run.tell, steps=run.steps)
+            run.learner.look_ahead(run.training, run.processes, run.asked, run.reporter, steps=run.steps)
         except PatchlightError:
             if not run.asked.signal:  # else whoever reads the photos was told to stop, too
                 raise
@@ -230,7 +228,11 @@ class _Run:
     update: Step
     steps: int
     steps_an_epoch: float
-    tell: Callable[[str], None]
+    reporter: Reporter
+
+    def tell(self, line: str) -> None:
+        """Say something that deserves a line."""
+        self.reporter.tell(line)
 
 
 @dataclass
@@ -266,10 +268,10 @@ def _set_up(
     folder: RunFolder,
     processes: Processes,
     asked: StopRequest,
+    sets: Callable[[], tuple[Dataset, Dataset | None]],
     teacher: Teacher | None,
     make_teacher: Callable[[str], Teacher] | None,
-    checked: Callable[[int, int], None],
-    tell: Callable[[str], None],
+    reporter: Reporter,
     *,
     begun: bool,
 ) -> _Run:
@@ -281,16 +283,16 @@ def _set_up(
     stoppable = partial(_stoppable, processes, asked, f"{folder.path}: stopped {when}")
     with stoppable():
         # What can be known before every photo is read: the classes, the model, and who teaches it.
-        training, validation = open_sets(config)
-        groups = check_classes(config, training, tell)
+        training, validation = sets()
+        groups = check_classes(config, training, reporter)
         if config.distill is not None and teacher is None and make_teacher is None:
             named = load(config.distill.teacher, device=str(processes.device))
             teacher = loaded_teacher(named, training.classes)
         torch.manual_seed(config.seed)
-        vit, subject = make_model(config, training.classes, tell)
+        vit, subject = make_model(config, training.classes, reporter)
 
         # The photos. Everything that is wrong with them is said before the first step.
-        training, validation, notes = check_photos(config, training, validation, tell, checked)
+        training, validation, notes = check_photos(config, training, validation, reporter)
     for mine in (processes.is_first, not processes.is_first):  # the first may train it, for the others to find
         with stoppable():
             if mine and make_teacher is not None:
@@ -318,7 +320,7 @@ def _set_up(
         update=Step(learner, model, optimizer, average, config, processes, cropped=cropped),
         steps=max(1, round(config.epochs * len(training) * config.augment.repeats / config.batch_size)),
         steps_an_epoch=len(training) * config.augment.repeats / config.batch_size,
-        tell=tell,
+        reporter=reporter,
     )
 
 
@@ -364,7 +366,7 @@ def _count_bad_loss(run: _Run, state: _LoopState, step: int) -> None:
             )
 
 
-def _log_losses(run: _Run, state: _LoopState, done: int) -> Progress:
+def _log_losses(run: _Run, state: _LoopState, done: int) -> StepProgress:
     """A line of metrics."""
     finite = [each for each in state.losses if math.isfinite(each)]
     mean_loss = sum(finite) / len(finite) if finite else math.nan
@@ -383,7 +385,19 @@ def _log_losses(run: _Run, state: _LoopState, done: int) -> Progress:
         seconds=state.elapsed(),
         **run.learner.measures(),
     )
-    return Progress(done, run.steps, epoch, mean_loss, lr, rate, state.accuracy)
+    accuracy = "" if state.accuracy is None else f"  accuracy {state.accuracy:.2%}"
+    return StepProgress(
+        what=f"epoch {epoch:.1f}, step",
+        done=done,
+        total=run.steps,
+        how=f"loss {mean_loss:.3f}  lr {lr:.2g}  {rate:,.0f} images/s{accuracy}",
+        seconds_left=(run.steps - done) * run.config.batch_size / rate,
+        epoch=epoch,
+        loss=mean_loss,
+        lr=lr,
+        images_per_second=rate,
+        accuracy=state.accuracy,
+    )
 
 
 def _evaluate(run: _Run, state: _LoopState, done: int) -> None:

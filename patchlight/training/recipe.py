@@ -3,6 +3,7 @@
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -65,9 +66,9 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def read_recipe(path: str) -> ModuleType:
+def read_recipe(path: str | os.PathLike[str]) -> ModuleType:
     """The module at `path`, or of this name; running it is the point, so take recipes from people you trust."""
-    file = find_recipe(path)
+    file = find_recipe(os.fspath(path))
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise PatchlightError(f"{path}: is not a Python file; a recipe is a module with config() -> TrainConfig")
@@ -98,7 +99,7 @@ def recipe_config(module: ModuleType, changes: dict[str, Any]) -> TrainConfig:
     return config.changed(changes)
 
 
-def recipe_teacher(module: ModuleType, out: str | Path, config: TrainConfig, device: str) -> Teacher:
+def recipe_teacher(module: ModuleType, out: str | os.PathLike[str], config: TrainConfig, device: str) -> Teacher:
     """The teacher of a recipe that has one of its own."""
     try:
         teacher = module.teacher(out, device, config)

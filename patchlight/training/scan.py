@@ -1,10 +1,15 @@
 """Read every photo once before the first step, and say at once everything that is wrong with the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from patchlight.files import printable
 from patchlight.images.decode import ImageError
-from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, Note, in_workers, printable
+from patchlight.reporting import SILENT, Progress, Reporter
+from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, Note
+from patchlight.training.workers import in_workers
+
+CHECKING = "checking photo"
 
 SHOWN = 20
 """Lines of one kind that are written out; the rest are counted."""
@@ -47,17 +52,17 @@ def scan(
     train: Dataset,
     validation: Dataset | None = None,
     workers: int = 2,
-    tell: Callable[[int, int], None] | None = None,
+    reporter: Reporter = SILENT,
     *,
     labelled: bool = True,
 ) -> Scan:
-    """Read every file of both sets, in `workers` processes; `tell` hears (photos read, photos in all) now and then.
+    """Read every file of both sets, in `workers` processes.
 
-    Classes do not matter unless `labelled`. Sets in memory were checked when they were opened, and are not read again.
+    Classes do not matter unless `labelled`. Sets that were read when they were opened are not read again.
     """
     total = sum(len(dataset) for dataset in (train, validation) if dataset is not None)
-    training = _read_all(train, workers, tell, 0, total)
-    held_out = _Contents([], []) if validation is None else _read_all(validation, workers, tell, len(train), total)
+    training = _read_all(train, workers, reporter, 0, total)
+    held_out = _Contents([], []) if validation is None else _read_all(validation, workers, reporter, len(train), total)
     notes = [*train.notes, *training.notes]
     notes += _classes_without_photos(train, training) + _classes_alike(train)
     if training.hashes is not None:
@@ -128,13 +133,10 @@ class _ReadPhotos:
         return found
 
 
-def _read_all(
-    dataset: Dataset, workers: int, tell: Callable[[int, int], None] | None, done: int, total: int
-) -> _Contents:
-    if dataset.images_NCHW is not None:
-        if tell is not None:
-            tell(done + len(dataset), total)
-        return _Contents([], [])
+def _read_all(dataset: Dataset, workers: int, reporter: Reporter, done: int, total: int) -> _Contents:
+    if dataset.images_NCHW is not None or dataset.hashes is not None:
+        reporter.progress(Progress(what=CHECKING, done=done + len(dataset), total=total))
+        return _Contents([], [], dataset.hashes)
     rows: dict[str, list[int]] = {}  # photos with more than one row are read once
     for index, name in enumerate(dataset.names):
         rows.setdefault(name, []).append(index)
@@ -151,8 +153,7 @@ def _read_all(
             for index in of_each[read]:
                 hashes[index] = content
             done, read = done + len(of_each[read]), read + 1
-        if tell is not None:
-            tell(done, total)
+        reporter.progress(Progress(what=CHECKING, done=done, total=total))
     contents.unreadable.sort()
     return contents
 

@@ -4,7 +4,8 @@ Everything that is wrong is said here, before the first step.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from patchlight.families import ModelConfig
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
+from patchlight.reporting import Reporter
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, split, subset
 from patchlight.training.dino import Dino
@@ -22,7 +24,7 @@ from patchlight.training.learner import Learner
 from patchlight.training.mae import Mae
 from patchlight.training.objective import Classification, Teacher
 from patchlight.training.scan import scan
-from patchlight.training.sources import has_validation_part, open_dataset, require_photos
+from patchlight.training.sources import Photos, has_validation_part, open_dataset, require_photos
 from patchlight.training.subject import NO_BOXES, FindSubject, on_canvases
 from patchlight.weights.groups import Groups, gaps_of, read_groups
 from patchlight.weights.load import load
@@ -37,20 +39,32 @@ def with_own_validation(config: TrainConfig) -> TrainConfig:
     return config.changed({"data.validation": config.data.train})
 
 
-def open_sets(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
-    """The training and the validation photos, none of them read yet."""
-    unnamed = config.subject is not None  # where a subject is can be learnt without knowing what it is
+def open_sets(
+    config: TrainConfig, photos: Photos | None, validating: Photos | None, reporter: Reporter
+) -> tuple[Dataset, Dataset | None]:
+    """The training and the validation photos, those that are given or else those that the config names.
+
+    Those in files are not read yet.
+    """
+    opened = partial(
+        open_dataset,
+        labelled=config.labelled,
+        unnamed=config.subject is not None,  # where a subject is can be learnt without knowing what it is
+        workers=config.data.workers,
+        reporter=reporter,
+    )
     try:
-        training = open_dataset(config.data.train, labelled=config.labelled, unnamed=unnamed)
+        training = opened(config.data.train if photos is None else photos)
     except PatchlightError as error:
-        if os.path.exists(os.path.expanduser(config.data.train)):
+        if photos is not None or os.path.exists(os.path.expanduser(config.data.train)):
             raise
         raise PatchlightError(f"{error}; --set data.train=PHOTOS names others") from None
     require_photos(training, config.data.train)
     validation = None
-    if config.data.validation is not None:
+    judged_by = config.data.validation if validating is None else validating
+    if judged_by is not None:
         try:
-            validation = open_dataset(config.data.validation, "validation", labelled=config.labelled, unnamed=unnamed)
+            validation = opened(judged_by, "validation")
         except PatchlightError as error:
             raise PatchlightError(f"{error}{_instead_of_its_part(config)}") from None
     if config.subject is not None:
@@ -71,19 +85,18 @@ def check_photos(
     config: TrainConfig,
     training: Dataset,
     validation: Dataset | None,
-    tell: Callable[[str], None],
-    checked: Callable[[int, int], None] = lambda done, total: None,
+    reporter: Reporter,
 ) -> tuple[Dataset, Dataset, list[str]]:
     """The photos to learn from and to judge by, without those that cannot be read, and what the card says of these."""
-    found = scan(training, validation, workers=config.data.workers, tell=checked, labelled=config.labelled)
+    found = scan(training, validation, workers=config.data.workers, reporter=reporter, labelled=config.labelled)
     for problem in found.problems:
-        tell(problem)
+        reporter.tell(problem)
     if found.fatal:
         raise PatchlightError(f"{config.data.train}: {'; '.join(found.fatal)}{_instead_of_its_part(config)}")
     notes = []
     if found.left_out:
         notes.append(f"photos that cannot be read and were left out: {len(found.left_out):,}")
-        tell(notes[-1])
+        reporter.tell(notes[-1])
     if found.in_both:
         notes.append(
             f"validation photos that are also among the training photos, which flatters the results: {found.in_both:,}"
@@ -106,14 +119,14 @@ def check_photos(
     classes = f", {len(training.classes)} {what}" if len(training.classes) > 1 else ""
     count = "1 photo" if len(training) == 1 else f"{len(training):,} photos"
     judging = f", {len(validation):,} to judge by" if len(validation) else ""
-    tell(f"{count} to learn from{judging}{classes}")
+    reporter.tell(f"{count} to learn from{judging}{classes}")
     if config.subject is not None:
         side, workers = config.subject.canvas, config.data.workers
         training, validation = on_canvases(training, side, workers), on_canvases(validation, side, workers)
     return training, validation, notes
 
 
-def check_classes(config: TrainConfig, training: Dataset, tell: Callable[[str], None]) -> Groups | None:
+def check_classes(config: TrainConfig, training: Dataset, reporter: Reporter) -> Groups | None:
     """Refuse more or fewer than the model has; their groups, where there are any."""
     classes = training.classes
     if config.labelled and len(classes) != config.model.num_classes:
@@ -127,13 +140,11 @@ def check_classes(config: TrainConfig, training: Dataset, tell: Callable[[str], 
         return None
     groups = read_groups(config.data.groups, classes)
     for line in gaps_of(config.data.groups, classes):
-        tell(line)
+        reporter.tell(line)
     return groups
 
 
-def make_model(
-    config: TrainConfig, classes: Sequence[str], tell: Callable[[str], None]
-) -> tuple[Model, SubjectHeat | None]:
+def make_model(config: TrainConfig, classes: Sequence[str], reporter: Reporter) -> tuple[Model, SubjectHeat | None]:
     """Fresh, or from a checkpoint with a head for the new classes; only the blocks that are to learn can.
 
     And how the checkpoint finds subjects, where that stays: the head alone learns, and photos are seen as before.
@@ -151,7 +162,9 @@ def make_model(
         state = loaded.model.state_dict()
         if loaded.labels is not None and loaded.labels != tuple(classes):
             known, wanted = next(pair for pair in zip(loaded.labels, classes, strict=True) if pair[0] != pair[1])
-            tell(f"a fresh head in place of its own, for other classes: {wanted!r} where {config.start} has {known!r}")
+            reporter.tell(
+                f"a fresh head in place of its own, for other classes: {wanted!r} where {config.start} has {known!r}"
+            )
             state |= {name: value for name, value in vit.state_dict().items() if name.startswith(HEADS)}
         try:
             vit.load_state_dict(state)
@@ -161,11 +174,11 @@ def make_model(
                 "`model` these settings, or use `patchlight finetune`, which does"
             ) from None
         for note in loaded.notes:
-            tell(note)
+            reporter.tell(note)
         if config.trainable_blocks == 0 and loaded.preprocess.config == config.preprocess:
             subject = loaded.subject
         elif loaded.subject is not None and config.subject is None:
-            tell(
+            reporter.tell(
                 "how the checkpoint finds subjects is not kept, since its blocks learn or it sees photos otherwise; "
                 "trainable_blocks=0 with its own preprocessing keeps it"
             )

@@ -17,10 +17,12 @@ import numpy.typing as npt
 import torch
 
 from patchlight.errors import PatchlightError
-from patchlight.files import open_table
+from patchlight.files import open_table, printable
 from patchlight.images.decode import ImageError, decode
-from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, Names, Note, printable
+from patchlight.reporting import SILENT, Reporter
+from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note
 from patchlight.training.marks import Corners, Marks, make_marks, small_mask
+from patchlight.training.own_dataset import open_own
 
 Part = Literal["train", "validation", "test"]
 
@@ -33,9 +35,6 @@ SUFFIXES = frozenset(
 )
 """Of the files that are taken for photos."""
 
-UNLABELLED = "photos"
-"""The class of photos that have none."""
-
 # The first of them that is there is taken.
 _PART_NAMES: dict[str, tuple[str, ...]] = {
     "train": ("train", "training"),
@@ -44,10 +43,21 @@ _PART_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+Photos = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | Sequence[Any] | Dataset
+"""What `open_dataset` takes."""
+
+
 def open_dataset(
-    path: str | os.PathLike[str], part: Part = "train", *, labelled: bool = True, unnamed: bool = False
+    photos: Photos,
+    part: Part = "train",
+    *,
+    labelled: bool = True,
+    unnamed: bool = False,
+    workers: int = 2,
+    reporter: Reporter = SILENT,
 ) -> Dataset:
-    """A folder of class folders, a CSV with the columns file and label, tar shards, or CIFAR-10.
+    """A folder of class folders, a CSV with the columns file and label, tar shards, CIFAR-10, or a Dataset of one's own
+    (see own_dataset.py), which is read at once by so many `workers`.
 
     The CSV may say where subjects are, too, in pixels of the whole upright photo, x1 and y1 exclusive: in the columns
     x0, y0, x1 and y1 the one box of a photo; or in `boxes` those of all its objects, the main one first, as JSON,
@@ -64,7 +74,11 @@ def open_dataset(
     """
     if part not in _PART_NAMES:
         raise PatchlightError(f"part={part!r} should be one of {', '.join(_PART_NAMES)}")
-    path = Path(os.path.expanduser(path))
+    if isinstance(photos, Dataset):
+        return photos
+    if not isinstance(photos, str | os.PathLike):
+        return open_own(photos, labelled=labelled, workers=workers, reporter=reporter)
+    path = Path(os.path.expanduser(photos))
     if os.path.isfile(path):  # and not the path's own way, which raises where a name is too long
         if path.suffix.lower() in (".csv", ".tsv"):
             return _open_csv(path, unnamed=unnamed)
@@ -121,15 +135,16 @@ def _locate(path: Path, part: Part) -> _Place:
     return _Place("shards", tuple(shard for shard in shards if word is None or words[shard] == word))
 
 
-def require_photos(dataset: Dataset, source: str | os.PathLike[str]) -> None:
+def require_photos(dataset: Dataset, name: str) -> None:
     """Refuse a set in which there is none, with the first reason why."""
     if len(dataset):
         return
-    name = os.fspath(source)
     if not dataset.notes:
         raise PatchlightError(f"{name}: has no photos; add some, or name another set")
     first = dataset.notes[0]
-    remedy = "a CSV's paths go from its own folder" if first.missing is not None else "fix that, or name another set"
+    remedy = (
+        "a CSV's paths go from its own folder" if first.kind == _ROW_WITHOUT_FILE else "fix that, or name another set"
+    )
     raise PatchlightError(f"{name}: has no photos ({first.line}); {remedy}")
 
 
@@ -255,6 +270,7 @@ def _of_files(
 
 # CSV
 
+_ROW_WITHOUT_FILE = "row without its file"
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 
 
@@ -296,7 +312,7 @@ def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
             if not name or status is None:
                 missing = f"{printable(name)} is missing" if name else "names no file"
                 text = f"{path.name} line {line}: {missing}: left out"
-                notes.append(Note("row without its file", text, name or None))
+                notes.append(Note(_ROW_WITHOUT_FILE, text, name or None))
                 absent[label] += 1
             elif not label and not unnamed:
                 notes.append(

@@ -31,10 +31,11 @@ from patchlight.images.draws import Draws
 from patchlight.models.attention import Heads
 from patchlight.models.families import Model
 from patchlight.models.vit import ViT
-from patchlight.training.data import Batch, Dataset, in_workers
+from patchlight.training.data import Batch, Dataset
 from patchlight.training.learner import Learner, as_squares
 from patchlight.training.marks import MASK_SIDE
 from patchlight.training.scenes import EMPTY, LEAST_PEAK, NAMED_FROM, Scenes, paste_subjects, stands_out, vary_scenes
+from patchlight.training.workers import in_workers
 
 if TYPE_CHECKING:  # it holds a SubjectConfig
     from patchlight.training.config import TrainConfig

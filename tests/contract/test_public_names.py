@@ -9,8 +9,9 @@ import patchlight
 
 PUBLIC = [
     *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "ImageError", "Loaded", "Localization"),
-    *("PatchlightError", "Prediction", "PreprocessConfig", "Subject", "Swin", "SwinConfig", "ViT", "ViTConfig", "View"),
-    *("attention", "classify", "costs", "decode", "load", "localize", "save", "variant"),
+    *("PatchlightError", "Prediction", "PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig"),
+    *("Trained", "ViT", "ViTConfig", "View"),
+    *("attention", "classify", "costs", "decode", "finetune", "load", "localize", "save", "train", "variant"),
 ]
 
 

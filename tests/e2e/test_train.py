@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from models_at_random import tiny_vit
+from patchlight import reporting
 from patchlight.commands import train as train_command
 from patchlight.training.checkpoint import fingerprint
 from patchlight.weights.load import load
@@ -94,14 +95,14 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
 def test_a_run_that_is_not_there_is_begun_aloud(folder: Path) -> None:
     done = run(folder, "train", "recipe.py", "--out", "rum", "--resume", "--set", "epochs=1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("patchlight: rum: there is no run to resume; starting one\n")
+    assert done.stderr.startswith("rum: there is no run to resume; starting one\n")
 
 
 def test_without_a_terminal_progress_is_told_in_lines(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(train_command, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(reporting, "SECONDS_BETWEEN_LINES", 0.0)
     train_command.train("recipe.py", folder / "told", ["log_every=1", "epochs=1"])
     assert re.search(
         r"^epoch 0\.9, step (\d) of \1: loss \d\.\d{3}  lr [\de.-]+  [\d,]+ images/s", capsys.readouterr().err, re.M
@@ -112,7 +113,7 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
     save(tiny_vit(image_size=16, num_classes=0), folder / "start")
     done = run(folder, "finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=30")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("20 photos in 2 classes: the head alone learns, on frozen features")
+    assert done.stderr.startswith("20 photos in 2 classes: the head alone learns, on frozen features")
     mine = load(folder / "mine").model
     assert fingerprint(mine.blocks.state_dict()) == fingerprint(load(folder / "start").model.blocks.state_dict())
 
@@ -122,11 +123,11 @@ def test_finetune_is_resumed_as_it_was_begun(folder: Path) -> None:
     command = ["finetune", "photos", "--model", "start", "--out", "mine"]
     first = run(folder, *command, "--set", "epochs=3", "--set", "trainable_blocks=1")
     assert first.returncode == 0, first.stderr
-    assert first.stdout.startswith("20 photos in 2 classes: the last 1 of 3 blocks learn, ")
-    assert "; 3 epochs, batches of 8\n" in first.stdout
+    assert first.stderr.startswith("20 photos in 2 classes: the last 1 of 3 blocks learn, ")
+    assert "; 3 epochs, batches of 8\n" in first.stderr
     again = run(folder, *command, "--resume")
     assert again.returncode == 0, again.stderr
-    assert again.stdout.splitlines()[0] == first.stdout.splitlines()[0]
+    assert again.stderr.splitlines()[0] == first.stderr.splitlines()[0]
     for name in ("dark", "light"):
         for number in range(5):
             Image.new("RGB", (24, 20), (number, 0, len(name))).save(folder / "photos" / name / f"more {number}.png")
@@ -200,7 +201,7 @@ def test_several_processes_say_everything_once(taught: Path) -> None:
     save(tiny_vit(image_size=16, num_classes=0), taught / "start")
     tuned = several("finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=1")
     assert tuned.returncode == 0, tuned.stderr
-    assert tuned.stdout.count("20 photos in 2 classes") == 1
+    assert tuned.stderr.count("20 photos in 2 classes") == 1
 
 
 def test_classes_are_printed_whatever_the_terminal_takes(folder: Path) -> None:

@@ -1,10 +1,11 @@
-"""The example in docs/training.md, as it stands there: the recipe, and then its commands."""
+"""The examples in docs/training.md, as they stand there: the recipe, its commands, and what is done from Python."""
 
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from coloured_photos import write_coloured_photos
 from patchlight.weights.load import load
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-(RECIPE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+RECIPE, FROM_PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -57,6 +58,26 @@ def test_it_learns(said: tuple[Path, list[subprocess.CompletedProcess[str]]]) ->
     share = re.search(r"accuracy +([\d.]+)%", evaluated.stdout)
     assert share is not None
     assert float(share[1]) > 50  # of three colours, where guessing gets 33
+
+
+def test_the_same_from_python(
+    said: tuple[Path, list[subprocess.CompletedProcess[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, _ = said
+    (tmp_path / "photos").symlink_to(folder / "photos")
+    monkeypatch.chdir(tmp_path)
+    shorter = FROM_PYTHON.replace('epochs": 20', 'epochs": 2').replace("width=128, depth=6", "width=32, depth=2")
+    assert shorter.count("num_classes=3),\n") == 1
+    names: dict[str, Any] = {}
+    exec(
+        compile(shorter.replace("num_classes=3),\n", "num_classes=3),\n    epochs=2.0,\n"), "training.md", "exec"),
+        names,
+    )
+    assert capsys.readouterr().out.startswith(f"{names['tuned'].accuracy} 0\n('")
+    assert names["trained"].loaded.labels == load(tmp_path / "runs" / "tuned").labels == ("cat", "dog", "fox")
 
 
 def test_another_number_of_classes_is_one_line(

@@ -31,12 +31,12 @@ from patchlight.training.data import (
     Names,
     batches,
     evaluation_batches,
-    in_workers,
     places,
     split,
     subset,
 )
 from patchlight.training.sources import open_dataset
+from patchlight.training.workers import in_workers
 
 SIZE = (12, 16)
 CONFIG = PreprocessConfig(image_size=SIZE)
@@ -421,21 +421,24 @@ def test_workers_survive_ctrl_c_and_a_dead_one_is_said() -> None:
     assert "\n" not in str(caught.value)
 
 
-KILLED = """
+SLOW = """
 import os, time
-from patchlight.training.data import in_workers
 
 def pid(item):
     time.sleep(0.01)
     return os.getpid()
+"""
+KILLED = """
+from patchlight.training.workers import in_workers
+from slow import pid
 
-if __name__ == "__main__":
-    for found in in_workers(pid, iter(range(10**9)), 2):
-        print(found, flush=True)
+for found in in_workers(pid, iter(range(10**9)), 2):
+    print(found, flush=True)
 """
 
 
 def test_a_killed_process_leaves_no_workers_behind(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "killed.py").write_text(KILLED)
     with subprocess.Popen([sys.executable, tmp_path / "killed.py"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

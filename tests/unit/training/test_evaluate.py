@@ -22,6 +22,7 @@ from patchlight.cli import main
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
+from patchlight.reporting import Progress, Reporter
 from patchlight.training import evaluate as evaluate_module
 from patchlight.training.evaluate import (
     TEMPERATURES,
@@ -257,11 +258,11 @@ def test_under_inference_mode_and_autocast() -> None:
 
 def test_progress_and_the_photos_numbers() -> None:
     logits, labels = torch.eye(2)[[0, 1, 1]], torch.zeros(3, dtype=torch.int64)
-    heard: list[str] = []
+    heard: list[Progress] = []
     images = logits[:, :, None, None]
     batches = [(images[:2], labels[:2], torch.tensor([7, 5])), (images[2:], labels[2:], torch.tensor([3]))]
-    result = evaluate(Answers(), batches, "ab", tell=heard.append)
-    assert heard == ["evaluated 2 photos", "evaluated 3 photos"]
+    result = evaluate(Answers(), batches, "ab", reporter=Reporter(progress=heard.append))
+    assert [now.line() for now in heard] == ["evaluating photo 2", "evaluating photo 3"]
     assert [mistake.index for mistake in result.mistakes] == [3, 5]
 
 

@@ -16,6 +16,7 @@ from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
+from patchlight.reporting import Progress, Reporter
 from patchlight.training import features
 from patchlight.training.config import DataConfig, TrainConfig
 from patchlight.training.data import Dataset, Names, evaluation_batches
@@ -319,8 +320,8 @@ def save_photos(folder: Path, photos: int, seed: int = 0) -> Path:
 def test_photos_in_a_folder(method: Any, saved: Path, tmp_path: Path) -> None:
     photos = save_photos(tmp_path / "photos", 60)
     (photos / "red" / "broken.png").write_bytes(b"not a photo")
-    told: list[str] = []
-    found = evaluate_features(saved, photos, method=method, workers=0, tell=told.append)
+    told: list[Progress] = []
+    found = evaluate_features(saved, photos, method=method, workers=0, reporter=Reporter(progress=told.append))
     assert (found.method, found.photos, found.details["train_photos"]) == (method, 12, 48)
     assert found.accuracy > 0.7
     assert found.left_out == ("red/broken.png",)

@@ -16,6 +16,7 @@ from coloured_photos import write_coloured_photos
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.models.families import Model
+from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
 from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import TrainConfig
@@ -118,7 +119,7 @@ def test_every_variation_is_read_once(photos: Path, tmp_path: Path, monkeypatch:
     config = settings(photos, tmp_path, batch_size=8)
     told: list[str] = []
     monkeypatch.setattr(Dataset, "read", counted)
-    train(config, tmp_path / "run", tell=told.append)
+    train(config, tmp_path / "run", reporter=Reporter(tell=told.append))
     training, validation = 30, 6
     assert reads.count(validation) == validation, "judged many times, and read once"
     # The last batch is full: 3 * 30 photos fill twelve batches of eight but for six places.
@@ -138,7 +139,7 @@ def test_no_variation_is_looked_at_that_no_step_takes(
 
     monkeypatch.setattr(Classification, "prepare", counted)
     told: list[str] = []
-    train(settings(photos, tmp_path, epochs=1.0, batch_size=8), tmp_path / "run", tell=told.append)
+    train(settings(photos, tmp_path, epochs=1.0, batch_size=8), tmp_path / "run", reporter=Reporter(tell=told.append))
     assert looks == [8, 8, 8, 8]  # 30 photos
     assert "looking once at 30 photos in 2 variations each" in told, "two of them have begun the second epoch"
 
@@ -166,7 +167,7 @@ def test_stopped_and_resumed_is_never_stopped(
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
     told: list[str] = []
-    train(config, tmp_path / "stopped", resume=True, tell=told.append)
+    train(config, tmp_path / "stopped", resume=True, reporter=Reporter(tell=told.append))
     assert not any(line.startswith("looking") for line in told), "there is no step left to look for"
 
 

@@ -23,6 +23,7 @@ from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
+from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
 from patchlight.training import loop
 from patchlight.training.checkpoint import fingerprint
@@ -99,7 +100,7 @@ def test_photos_that_lie_apart_are_judged_by(photos: Path, tmp_path: Path) -> No
             (part / f"{index}.png").symlink_to(photos / name / f"{index}.png")
     lines: list[str] = []
     config = settings(parts, epochs=0.5)
-    assert train(config, tmp_path / "run", tell=lines.append).photos == 9
+    assert train(config, tmp_path / "run", reporter=Reporter(tell=lines.append)).photos == 9
     assert "27 photos to learn from, 9 to judge by, 3 classes" in lines
     assert f"On 9 photos of {parts.name}" in (tmp_path / "run" / "README.md").read_text()
     again = train(config, tmp_path / "run", resume=True)
@@ -181,7 +182,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(whole: Path, photos: Path, tm
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     told: list[str] = []
-    train(settings(photos, checkpoint_every=3), tmp_path, resume=True, tell=told.append)
+    train(settings(photos, checkpoint_every=3), tmp_path, resume=True, reporter=Reporter(tell=told.append))
     assert any("damaged" in line and "step-00000006" in line for line in told)
     assert weights(tmp_path) == weights(whole)
 
@@ -198,7 +199,7 @@ def test_losses_that_are_no_numbers_are_left_out_and_stop_the_run_if_they_stay(
 
     monkeypatch.setattr(Classification, "forward", poisoned)
     told: list[str] = []
-    train(settings(photos, bad_losses=3), tmp_path / "some", tell=told.append)
+    train(settings(photos, bad_losses=3), tmp_path / "some", reporter=Reporter(tell=told.append))
     assert [line.split(":")[0] for line in told if "step skipped" in line] == ["step 3", "step 4", "step 7"]
     model = load(tmp_path / "some").model
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -224,7 +225,7 @@ def test_gradients_that_are_no_numbers_never_reach_the_weights(
 
     monkeypatch.setattr(Classification, "forward", steep)
     told: list[str] = []
-    train(settings(photos, checkpoint_every=1), tmp_path, tell=told.append)
+    train(settings(photos, checkpoint_every=1), tmp_path, reporter=Reporter(tell=told.append))
     assert [line.split(":")[0] for line in told if "step skipped" in line] == ["step 4"]
     assert all(parameter.isfinite().all() for parameter in load(tmp_path).model.parameters())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -326,7 +327,7 @@ def test_unreadable_photos_are_said_and_left_out(photos: Path, tmp_path: Path) -
     subprocess.run(["cp", "-r", str(photos), str(copy)], check=True)
     (copy / "red" / "empty.png").touch()
     told: list[str] = []
-    result = train(settings(copy), tmp_path / "run", tell=told.append)
+    result = train(settings(copy), tmp_path / "run", reporter=Reporter(tell=told.append))
     assert any("empty.png" in line for line in told)
     assert any("27 photos to learn from, 9 to judge by, 3 classes" in line for line in told)
     assert result.photos == 9
@@ -420,7 +421,7 @@ def test_a_run_saves_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> 
     table.write_text("label,group\nred,warm/fire\n*e*,cold\n")
     config = settings(photos, epochs=0.3, **{"data.groups": str(table)})
     told: list[str] = []
-    train(config, tmp_path / "run", tell=told.append)
+    train(config, tmp_path / "run", reporter=Reporter(tell=told.append))
     assert not [line for line in told if "groups.csv" in line]
     groups = load(tmp_path / "run").groups
     assert groups is not None
@@ -443,11 +444,11 @@ def test_a_head_alone_leaves_the_model_looking_where_it_did(photos: Path, tmp_pa
     train(config, tmp_path / "head")
     assert load(tmp_path / "head").subject == subject
     told: list[str] = []
-    train(config.changed({"trainable_blocks": 1}), tmp_path / "block", tell=told.append)
+    train(config.changed({"trainable_blocks": 1}), tmp_path / "block", reporter=Reporter(tell=told.append))
     assert load(tmp_path / "block").subject is None
     assert any("how the checkpoint finds subjects is not kept" in line for line in told)
     told.clear()
-    train(config.changed({"preprocess.crop_pct": 0.8}), tmp_path / "otherwise", tell=told.append)
+    train(config.changed({"preprocess.crop_pct": 0.8}), tmp_path / "otherwise", reporter=Reporter(tell=told.append))
     assert any("how the checkpoint finds subjects is not kept" in line for line in told)
     assert load(tmp_path / "otherwise").subject is None
 

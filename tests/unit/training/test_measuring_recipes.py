@@ -21,8 +21,9 @@ from PIL import Image
 from labelled_photos import save_photo
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
+from patchlight.reporting import Reporter
 from patchlight.training import sources
-from patchlight.training.loop import train
+from patchlight.training.loop import StepProgress, train
 from patchlight.training.recipe import read_recipe
 from patchlight.training.setup import check_photos, open_sets
 from patchlight.training.sources import open_dataset
@@ -262,11 +263,12 @@ def test_a_row_that_was_cut_goes_on(
 
     def stopping(config: Any, run: Path, **settings: Any) -> Any:
         def watch(now: Any) -> None:
-            steps.append(now.step)
+            if isinstance(now, StepProgress):
+                steps.append(now.done)
             if len(steps) == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        return train(config, run, watch=watch, **settings)
+        return train(config, run, reporter=Reporter(progress=watch), **settings)
 
     monkeypatch.setattr(measuring, "train", stopping)
     assert ablations.main([*command, "--rows", "pooling=mean"]) == 130

@@ -20,13 +20,15 @@ from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images import decode
 from patchlight.models.vit import ViT
+from patchlight.reporting import Progress, Reporter
 from patchlight.signals import STOPPING, Stopped
 from patchlight.training import loop, run_folder, setup
 from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import DataConfig, TrainConfig
-from patchlight.training.loop import train
+from patchlight.training.loop import StepProgress, train
 from patchlight.training.objective import Classification
 from patchlight.training.optim import learning_rate
+from patchlight.training.scan import CHECKING
 from patchlight.training.step import Step
 from patchlight.weights import save
 from patchlight.weights.load import load
@@ -106,7 +108,8 @@ def test_a_table_whose_photos_are_not_there_says_the_first(photos: Path, tmp_pat
 
 def test_it_is_heard_how_many_photos_were_checked(photos: Path, tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    train(settings(photos), tmp_path, checked=lambda done, total: heard.append((done, total)))
+    reporter = Reporter(progress=lambda now: heard.append((now.done, now.total)) if now.what == CHECKING else None)
+    train(settings(photos), tmp_path, reporter=reporter)
     assert heard[-1] == (36, 36)
     assert len(heard) > 1
 
@@ -119,7 +122,7 @@ def test_what_was_wrong_with_the_photos_stays_on_the_card(photos: Path, tmp_path
     Image.new("RGB", (20, 20)).save(tmp_path / "others" / "red" / "new.png")
     told: list[str] = []
     config = settings(tmp_path / "photos", **{"data.validation": str(tmp_path / "others")})
-    train(config, tmp_path / "run", tell=told.append)
+    train(config, tmp_path / "run", reporter=Reporter(tell=told.append))
     assert "photos that cannot be read and were left out: 2" in told
     card = (tmp_path / "run" / "README.md").read_text()
     assert "photos that cannot be read and were left out\\: 2" in card
@@ -137,7 +140,7 @@ def test_a_checkpoint_of_other_classes_gets_a_fresh_head(photos: Path, tmp_path:
     for names, fresh in ((["blue", "green", "red"], False), (["a", "green", "red"], True), (None, False)):
         save.save(start, tmp_path / "start", labels=names, overwrite=True)
         told.clear()
-        vit, _ = setup.make_model(config, ("blue", "green", "red"), told.append)
+        vit, _ = setup.make_model(config, ("blue", "green", "red"), Reporter(tell=told.append))
         assert vit.head is not None
         assert (fingerprint(vit.head.state_dict()) != fingerprint(start.head.state_dict())) == fresh
         line = f"a fresh head in place of its own, for other classes: 'blue' where {tmp_path / 'start'} has 'a'"
@@ -158,14 +161,14 @@ def test_metrics_have_the_rate_and_the_speed_without_evaluations(
         return judge(*given)
 
     monkeypatch.setattr(Classification, "judge", slow)
-    heard: list[loop.Progress] = []
+    heard: list[Progress] = []
     config = settings(photos, evaluate_every=1.0)
-    train(config, tmp_path, watch=heard.append)
+    train(config, tmp_path, reporter=Reporter(progress=heard.append))
     assert sum("accuracy" in row for row in rows(tmp_path)) == 2
     losses = [row for row in rows(tmp_path) if "loss" in row]
     rates = [config.optim.lr * learning_rate(step, STEPS, config.optim) for step in range(STEPS)]
     assert [row["lr"] for row in losses] == pytest.approx(rates)
-    assert [now.lr for now in heard] == pytest.approx(rates)
+    assert [now.lr for now in heard if isinstance(now, StepProgress)] == pytest.approx(rates)
     assert min(row["images_per_second"] for row in losses) > 1.5 * 9 / 3
 
 
@@ -227,10 +230,10 @@ def test_a_run_that_came_to_no_checkpoint_says_that_it_begins_anew(
         with pytest.raises(PatchlightError, match="the disk is full"):
             train(settings(photos), tmp_path)
     told: list[str] = []
-    train(settings(photos), tmp_path, resume=True, tell=told.append)
+    train(settings(photos), tmp_path, resume=True, reporter=Reporter(tell=told.append))
     assert f"{tmp_path}: had no checkpoint yet; starting from step 0" in told
     told.clear()
-    train(settings(photos), tmp_path, resume=True, tell=told.append)
+    train(settings(photos), tmp_path, resume=True, reporter=Reporter(tell=told.append))
     assert not any("step 0" in line for line in told)
 
 
@@ -269,7 +272,7 @@ def test_a_stop_before_a_run_goes_on_does_not_speak_of_its_beginning(
         with pytest.raises(Stopped, match="stopped before it continued; run the same command again"):
             train(settings(photos), tmp_path, resume=True)
     told: list[str] = []
-    train(settings(photos), tmp_path, resume=True, tell=told.append)
+    train(settings(photos), tmp_path, resume=True, reporter=Reporter(tell=told.append))
     assert "continuing after step 4 of 6" in told
 
 
@@ -283,7 +286,7 @@ def test_a_stop_while_a_photo_is_read_is_not_the_photo_s_fault(
     told: list[str] = []
     monkeypatch.setattr(decode, "_decode_open", interrupted)
     with pytest.raises(Stopped, match="stopped before its first step"):
-        train(settings(photos), tmp_path / "run", tell=told.append)
+        train(settings(photos), tmp_path / "run", reporter=Reporter(tell=told.append))
     assert told == []
 
 

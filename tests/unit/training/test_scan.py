@@ -11,6 +11,7 @@ from PIL import Image
 
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError, decode
+from patchlight.reporting import Reporter
 from patchlight.training.data import Dataset, Names, split
 from patchlight.training.scan import SHOWN, scan
 from patchlight.training.sources import SUFFIXES, open_dataset
@@ -36,7 +37,7 @@ def photos(tmp_path: Path) -> Path:
 def test_good_data_have_no_problems(photos: Path) -> None:
     heard: list[tuple[int, int]] = []
     dataset = open_dataset(photos)
-    found = scan(dataset, tell=lambda done, total: heard.append((done, total)))
+    found = scan(dataset, reporter=Reporter(progress=lambda now: heard.append((now.done, now.total))))
     assert (found.problems, found.fatal, found.unreadable) == ([], [], [])
     assert list(found.clean(dataset).names) == list(dataset.names)
     assert heard[-1] == (6, 6)

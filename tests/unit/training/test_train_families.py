@@ -15,13 +15,14 @@ from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.families import make_model
+from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
 from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
 from patchlight.training.dino import DinoConfig
 from patchlight.training.features import evaluate_features
 from patchlight.training.finetune import choose_recipe, in_words
-from patchlight.training.loop import train
+from patchlight.training.loop import StepProgress, train
 from patchlight.training.mae import MaeConfig
 from patchlight.training.objective import Classification
 from patchlight.training.optim import make_optimizer
@@ -64,11 +65,11 @@ def test_a_stopped_run_ends_with_the_same_weights(model: str, photos: Path, tmp_
     assert whole.accuracy is not None
 
     def watch(now: Any) -> None:
-        if now.step == 9:
+        if isinstance(now, StepProgress) and now.done == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped):
-        train(config, tmp_path / "stopped", watch=watch)
+        train(config, tmp_path / "stopped", reporter=Reporter(progress=watch))
     train(config, tmp_path / "stopped", resume=True)
     ended = [load(tmp_path / name) for name in ("whole", "stopped")]
     assert fingerprint(ended[0].model.state_dict()) == fingerprint(ended[1].model.state_dict())

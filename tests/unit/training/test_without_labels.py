@@ -17,6 +17,7 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
+from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.training.dino import Dino, DinoConfig
@@ -183,7 +184,7 @@ def test_a_folder_without_photos_is_refused_in_its_own_words(tmp_path: Path) -> 
 
 def test_photos_that_cannot_be_judged_by_are_learnt_from(loose: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    train(settings(loose, "dino"), tmp_path / "dino", tell=told.append)
+    train(settings(loose, "dino"), tmp_path / "dino", reporter=Reporter(tell=told.append))
     assert "36 photos to learn from" in told
     config = settings(loose, "mae").changed({"data.validation_share": 0.0})
     train(config, tmp_path / "mae")
