@@ -5,8 +5,8 @@ have read, the processes cut the crops, and what is finished leaves the line at 
 a fixed length, so that a folder's size does not matter; and since a row is written after its crops, a process that is
 killed has lost what stood in the line, and nothing else.
 
-Of camera traps a row depends on the frames beside it, see looks.py. There the photos pass through the line twice: they
-are looked at, and then cut, sequence by sequence.
+Of camera traps a row depends on the frames beside it, see sequences.py. There the photos pass through the line twice:
+they are looked at, and then cut, sequence by sequence.
 """
 
 import time
@@ -41,9 +41,8 @@ _SYNC_SECONDS = 2.0
 _WATCH_SECONDS = 0.5
 """Between two words about steps that may be as short as a row; a stage that takes less goes without saying."""
 
-Stage = Literal["follow", "look", "crop", "write", "draw"]
-"""Photos that are new may be such as were moved. Camera traps are looked at first; all else is done at once. Then the
-results are written, and pictures drawn."""
+Stage = Literal["look", "crop", "write", "draw"]
+"""Camera traps are looked at first; all else is done at once. Then the results are written, and pictures drawn."""
 
 Step = TypeVar("Step")
 
@@ -69,7 +68,7 @@ def stopped(folder: Path, when: str, signal_number: int) -> Stopped:
 
 
 class Steps:
-    """What is done before and after the photos get their rows: it stops between any two, and says how far it is."""
+    """What is done after the photos have their rows: it stops between any two, and says how far it is."""
 
     def __init__(self, folder: Path, asked: StopRequest, watch: Callable[[Progress], None]) -> None:
         self._folder, self._asked, self._watch = folder, asked, watch
@@ -79,8 +78,7 @@ class Steps:
         begun = said = time.monotonic()
         for done, step in enumerate(steps):
             if self._asked.signal:
-                when = "before photos were looked at" if stage == "follow" else "while the results were written"
-                raise stopped(self._folder, when, self._asked.signal)
+                raise stopped(self._folder, "while the results were written", self._asked.signal)
             now = time.monotonic()
             if now - said >= _WATCH_SECONDS and done:
                 said, rate = now, done / (now - begun)
@@ -101,7 +99,6 @@ class _Photo:
     kept: tuple[Seen, Localization] | None = None  # of camera traps, until the whole sequence was looked at
     cutting: "Future[Crops | Failed] | None" = None
     stamp: Stamp | None = None
-    content: str | None = None
     row: Row | None = None
     encoded: int = 0  # of its crops, where they should not have been
     burst: dict[str, Any] | None = None  # what the row says of it
@@ -110,7 +107,7 @@ class _Photo:
 
     def fail(self, failed: Failed) -> None:
         self.seen = self.burst = None
-        self.stamp, self.content = failed.stamp, failed.content or self.content
+        self.stamp = failed.stamp
         reason = "gone" if failed.reason == "missing" and self.input.found else failed.reason
         self.row = error_row(self.input.path, reason, failed.detail)
         self.done = True
@@ -146,7 +143,6 @@ class CropPipeline:
 
     def work(self, asked: StopRequest) -> int:
         """Give each photo its row that has none; how many these were."""
-        self._restore()
         photos = list(enumerate(self.photos))
         if self.book is None:
             todo = [each for each in photos if not self._is_done(each[1])]
@@ -164,16 +160,6 @@ class CropPipeline:
                 waiting.append((sequence, missing))
         self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "crop", asked)
         return self.written
-
-    def _restore(self) -> None:
-        """Photos that could not be reached, and are back as they were, get back the rows that they had."""
-        for photo in self.photos:
-            entry = self.journal.entries.get(photo.file)
-            if entry is None or entry.before is None or photo.trouble is not None:
-                continue
-            stamp = stamp_of(photo.file)
-            if stamp is not None and entry.before.stamp == stamp and self.folder.has_crops(entry.before):
-                self.journal.restore(photo.file)
 
     def _is_done(self, photo: Input, group: str | None = None) -> bool:
         """Whether there is a row for the photo as it is now, made together with this group of frames."""
@@ -278,7 +264,7 @@ class CropPipeline:
                 continue
             photo = _Photo(number, self.photos[number], group=sequence.digest)
             entry = self.book.entries[photo.input.file]
-            photo.stamp, photo.content = entry.stamp, entry.content
+            photo.stamp = entry.stamp
             photo.burst = asdict(place) | {"background": len(sequence.members), "unchanged": unchanged}
             if self.settings.second_look and found.subjects:
                 photo.looking = self.looks.submit(self.finder.look_again_at, photo.input.file, found)
@@ -296,7 +282,7 @@ class CropPipeline:
             if isinstance(read, Failed):
                 photo.fail(read)
             else:
-                photo.seen, photo.stamp, photo.content = read, read.stamp, read.content
+                photo.seen, photo.stamp = read, read.stamp
             return True
         if photo.looking is not None and photo.looking.done():
             found, seen = photo.looking.result()[photo.index], photo.seen
@@ -366,7 +352,7 @@ class CropPipeline:
                 self.failures.add(photo.number)
             entry = self.journal.entries.get(photo.input.file)
             if entry is not None and row["reason"] not in UNREACHABLE:  # else they may be all that is left of it
-                self.folder.remove_crops(set(entry.own_crops) - set(row["crops"]))
+                self.folder.remove_crops(set(entry.crops) - set(row["crops"]))
             self.journal.append(
                 photo.input,
                 photo.stamp,
@@ -374,7 +360,6 @@ class CropPipeline:
                 group=photo.group,
                 encoded=photo.encoded,
                 sizes=self.folder.sizes(row["crops"]),
-                content=photo.content,
             )
             self.written += 1
         return gone

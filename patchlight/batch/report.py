@@ -91,13 +91,12 @@ def mark_of(*shown: Any) -> bytes:
 def current_pictures(folder: Path, wanted: Mapping[str, bytes], drawn: Iterable[str] = ()) -> set[str]:
     """The names of those pictures in a folder that are whole, and have the mark which is wanted of them.
 
-    The others among those that runs have `drawn` go away, and so do those that earlier versions numbered; nothing else.
+    The others among those that runs have `drawn` go away; nothing else does.
     """
     if not folder.is_dir():
         return set()
     kept = {name for name, mark in wanted.items() if _mark_in(folder / name) == mark}
-    numbered = (path.name for path in folder.glob("*.jpg") if path.stem.isdecimal())
-    for name in {*wanted, *drawn, *numbered} - kept:
+    for name in {*wanted, *drawn} - kept:
         path = folder / name
         if os.path.lexists(path) and not path.is_dir():  # a folder is none of ours
             with writing(path):

@@ -9,8 +9,8 @@ DIR/overlays/       what was found, drawn over the photos
 DIR/.run/           run.json (what the rows were made with), anew (while a run that was told to overwrite has not
                     finished), named.json (the files that were given by name), journal.jsonl (the rows as they came,
                     with what their files and crops are known by), looks.jsonl (of camera traps: what the model saw, see
-                    looks.py), finished.json (of what the results are, the stamps of what was written, and how long it
-                    took), lock
+                    sequences.py), finished.json (of what the results are, the stamps of what was written, and how long
+                    it took), lock
 """
 
 import contextlib
@@ -21,8 +21,7 @@ import json
 import os
 import re
 import stat
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
 from patchlight.batch.overlay import overlay_name
 from patchlight.batch.report import current_pictures, thumbnail_name
 from patchlight.batch.rows import NAMED, Row
-from patchlight.batch.work import Stamp, content_of, stamp_of
+from patchlight.batch.work import Stamp
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing, writing
 
@@ -63,20 +62,12 @@ class Entry:
     place: str
     reason: str | None
     crops: tuple[str, ...]
+    """Those that the row lists, or, of a photo that cannot be reached, those that wait for it."""
     group: str | None
     encoded: int
     """Crops that were encoded anew, where they should not have been."""
-    sizes: tuple[int | None, ...] | None = None
-    """Bytes of the crops as they were written; None where an earlier version did not say."""
-    content: str | None = None
-    """By which the file is known where it was moved to, see `content_of`; None where an earlier version did not say."""
-    before: "Entry | None" = None
-    """Of a photo that cannot be reached: what was known of it when it could."""
-
-    @property
-    def own_crops(self) -> tuple[str, ...]:
-        """Those that the row lists, or, of a photo that cannot be reached, those that wait for it."""
-        return self.crops if self.before is None else self.before.crops
+    sizes: tuple[int | None, ...]
+    """Bytes of the crops as they were written."""
 
 
 class Lines:
@@ -147,26 +138,17 @@ class Journal(Lines):
 
     def _index(self, record: Any, start: int) -> None:
         row = record["row"]
+        before = self.entries.get(record["file"]) if row["reason"] in UNREACHABLE else None
         self.entries[record["file"]] = Entry(
             start,
             as_stamp(record["stamp"]),
             record["place"],
             row["reason"],
-            tuple(row["crops"]),
+            tuple(row["crops"]) if before is None else before.crops,
             record.get("group"),
             record.get("encoded", 0),
-            tuple(record["sizes"]) if "sizes" in record else None,
-            record.get("content"),
-            self._known_before(record["file"]) if row["reason"] in UNREACHABLE else None,
+            tuple(record.get("sizes", ())),
         )
-        if "was" in record:
-            self.entries.pop(record["was"], None)
-
-    def _known_before(self, file: str) -> Entry | None:
-        entry = self.entries.get(file)
-        if entry is None or entry.reason in UNREACHABLE:
-            return None if entry is None else entry.before
-        return None if entry.reason in TRANSIENT else entry
 
     def append(
         self,
@@ -177,46 +159,11 @@ class Journal(Lines):
         group: str | None = None,
         encoded: int = 0,
         sizes: Sequence[int | None] = (),
-        content: str | None = None,
     ) -> None:
         """`group` says of which frames the row was made, where it is not of its photo alone; the others, see Entry."""
         record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
-        further = {"group": group, "encoded": encoded or None, "sizes": sizes or None, "content": content}
+        further = {"group": group, "encoded": encoded or None, "sizes": sizes or None}
         self._add(record | {name: value for name, value in further.items() if value is not None})
-
-    def follow(self, photos: Iterable[Input], base: str) -> Iterator[bool]:
-        """Take over what is known of photos, new here, that were moved, folder and all; of each, whether it was.
-
-        One is a photo of before if that is gone, had the same path in its folder, and has the same size, time and
-        content.
-        """
-        before: defaultdict[str, list[str]] = defaultdict(list)
-        for file, entry in self.entries.items():
-            # The file's own name: the place may have another, by which it is told from others'.
-            before[os.path.join(os.path.dirname(entry.place), os.path.basename(file))].append(file)
-        for photo in photos:
-            candidates = before.get(os.path.relpath(photo.file, base), ())
-            earlier = next((each for each in candidates if self._was_at(each, photo.file)), None)
-            if earlier is not None:
-                entry = self.entries[earlier]
-                record = self._at((entry.before or entry).start)
-                self._add(record | {"file": photo.file, "was": earlier})
-            yield earlier is not None
-
-    def _was_at(self, earlier: str, file: str) -> bool:
-        """Whether a file is the earlier one."""
-        entry = self.entries[earlier].before or self.entries[earlier]
-        if entry.stamp is None or entry.content is None or os.path.lexists(earlier):
-            return False
-        return entry.stamp == stamp_of(file) and entry.content == content_of(file)
-
-    def restore(self, file: str) -> None:
-        """Let that count again which was known of a photo before it could not be reached."""
-        before = self.entries[file].before
-        assert before is not None
-        record = self._at(before.start)
-        record.pop("was", None)  # what lies there by now is another's
-        self._add(record)
 
     def row(self, photo: Input) -> Row:
         """The row of a photo, under the path that it has now."""
@@ -288,8 +235,8 @@ class ResultFolder:
         """Crops that earlier runs wrote of photos that are not among these or cannot be reached, and that are still
         there."""
         listed = {photo.file for photo in photos}
-        others = (entry for file, entry in journal.entries.items() if file not in listed or entry.before is not None)
-        return sum((self.path / crop).is_file() for entry in others for crop in entry.own_crops)
+        others = (entry for file, entry in journal.entries.items() if file not in listed or entry.reason in UNREACHABLE)
+        return sum((self.path / crop).is_file() for entry in others for crop in entry.crops)
 
     def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse a folder whose rows were made in another way, or that holds somebody else's."""
@@ -352,7 +299,7 @@ class ResultFolder:
             journal = Journal(self._journal)
             journal.close()
             for entry in journal.entries.values():
-                self.remove_crops(entry.own_crops)
+                self.remove_crops(entry.crops)
             self.current_thumbs({}, journal)
             self.current_overlays({}, journal)
         for folder in (self.crops, self.thumbs, self.overlays):
@@ -382,7 +329,7 @@ class ResultFolder:
     def has_crops(self, entry: Entry) -> bool:
         """Whether they are there, and as long as they were when they were written."""
         sizes = self.sizes(entry.crops)
-        return None not in sizes and (entry.sizes is None or entry.sizes == sizes)
+        return None not in sizes and entry.sizes == sizes
 
     def sizes(self, crops: Iterable[str]) -> tuple[int | None, ...]:
         """In bytes; None of one that is not there."""

@@ -88,12 +88,6 @@ def crop_photos(
             stack.callback(journal.close)
             folder.note_named(inputs.named)
             steps = Steps(folder.path, asked, watch)
-            known = journal.entries
-            new = [photo for photo in inputs.photos if photo.file not in known] if known else []
-            if new and (moved := sum(steps.through(journal.follow(new, inputs.base), len(new), "follow"))):
-                photos_were = "1 photo was" if moved == 1 else f"{moved:,} photos were"
-                kept_are = "crops keep their names" if settings.burst else "rows and crops are kept"
-                tell(f"{photos_were} moved since the last run: {kept_are}")
             kept = {file: entry.place for file, entry in journal.entries.items()}
             photos = with_places(inputs, kept)
             cut = Cut(

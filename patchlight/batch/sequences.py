@@ -46,7 +46,6 @@ class FrameEntry:
 
     start: int
     stamp: Stamp | None
-    content: str | None
     frame: Frame
     """Its camera has the photo's size, too: a sequence's frames are all alike."""
 
@@ -64,7 +63,7 @@ class FrameStore(Lines):
         camera = (*record["camera"], f"{width}x{height}")
         camera = self._cameras.setdefault(camera, camera)  # thousands of photos have the same
         frame = Frame(camera, record["time"], record["clock"])
-        self.entries[record["file"]] = FrameEntry(start, as_stamp(record["stamp"]), record.get("content"), frame)
+        self.entries[record["file"]] = FrameEntry(start, as_stamp(record["stamp"]), frame)
 
     def append(self, photo: Input, seen: Seen, found: Localization) -> None:
         assert seen.frame is not None
@@ -74,7 +73,6 @@ class FrameStore(Lines):
             {
                 "file": photo.file,
                 "stamp": seen.stamp,
-                "content": seen.content,
                 "camera": seen.frame.camera,
                 "time": seen.frame.time,
                 "clock": seen.frame.clock,

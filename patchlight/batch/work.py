@@ -3,9 +3,7 @@
 Nothing here imports torch, which would take each run more than a second of a core.
 """
 
-import hashlib
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +33,6 @@ class Failed:
     reason: str
     detail: str
     stamp: Stamp | None = None
-    content: str | None = None
-    """See `content_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,6 @@ class Seen:
     """From 0 to 255, see `Preprocess.levels`."""
     view: View
     stamp: Stamp
-    content: str | None = None
-    """See `content_of`."""
     frame: Frame | None = None
     """Where and when it was taken, and"""
     thumb: bytes | None = None
@@ -74,37 +68,13 @@ def stamp_of(file: str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns
 
 
-_PIECE = 65_536
-"""Bytes of a file that are read at its beginning, in its middle and at its end, to know it by."""
-
-
-def content_of(file: str) -> str | None:
-    """A hash by which a file of the same size and time is told from others; None where it cannot be read."""
-    try:
-        # What is no file, such as a pipe, may wait for ever.
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(descriptor, "rb", buffering=0) as opened:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            content = hashlib.blake2b(digest_size=8)
-            last = max(0, status.st_size - _PIECE)
-            for start in sorted({0, last // 2, last}):
-                opened.seek(start)
-                content.update(opened.read(_PIECE))
-            return content.hexdigest()
-    except (OSError, ValueError):
-        return None
-
-
 def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame: bool = False) -> Seen | Failed:
     """Decode a file, no larger than the model needs it; write its thumbnail."""
     stamp = stamp_of(file)
     try:
         photo = decode(file, fast_size=_fast_size(config))
     except ImageError as error:
-        return Failed(error.reason, error.detail, stamp, content_of(file))
-    content = content_of(file)
+        return Failed(error.reason, error.detail, stamp)
     level_HWC, view = Preprocess(config).levels(photo)
     if stamp is None:
         return Failed("gone", "it kept changing or disappearing while it was read")
@@ -112,8 +82,8 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame
         _write_thumbnail(photo, stamp, thumb)
     level_HWC = np.ascontiguousarray(level_HWC)
     if as_frame:
-        return Seen(level_HWC, view, stamp, content, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
-    return Seen(level_HWC, view, stamp, content)
+        return Seen(level_HWC, view, stamp, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
+    return Seen(level_HWC, view, stamp)
 
 
 def make_thumbnail(file: str, stamp: Stamp | None, config: PreprocessConfig, thumb: Path) -> bool:

@@ -135,7 +135,6 @@ class ProgressShown:
     def watch(self, now: "Progress") -> None:
         failed = f", {now.failed:,} failed" if now.failed else ""
         how = {
-            "follow": f"moved photos, {now.rate:,.0f} photos/s",
             "look": f"looking, {now.rate:.1f} photos/s{failed}",
             "crop": f"{now.rate:.1f} photos/s{failed}",
             "write": f"writing, {now.rate:,.0f} rows/s",

@@ -124,7 +124,6 @@ def test_pictures_of_rows_that_are_others_now_do_not_stay(tmp_path: Path, model:
     own = ("mine.jpg", "000 the best.jpg")
     (out / "overlays" / own[0]).write_bytes(b"not of a run")
     shutil.copy(out / "overlays" / "000.jpg.jpg", out / "overlays" / own[1])
-    (out / "overlays" / "7.jpg").write_bytes(b"of an earlier version, which numbered them")
     photos[0].unlink()
     photo(9).save(photos[1])
     crop(photos[1:], out, model, overlay=False)

@@ -121,7 +121,6 @@ def test_pictures_are_known_by_their_marks(tmp_path: Path) -> None:
         "short.jpg": thumbnail(blue, mark=mark_of(4))[:-2],
         "empty.jpg": b"",
         "nobody.jpg": thumbnail(blue, mark=mark_of(4)),
-        "12.jpg": thumbnail(blue),
         "mine.jpg": thumbnail(blue, mark=mark_of(0)),
     }
     assert current_pictures(tmp_path / "thumbs", wanted) == set()

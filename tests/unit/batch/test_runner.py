@@ -5,7 +5,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import struct
 import threading
 import time
@@ -32,7 +31,6 @@ from patchlight.geometry import Box
 from patchlight.images.crop import region_around
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.detector import Detector, localize
-from patchlight.signals import Stopped
 from patchlight.weights.load import load
 
 BAD_IMAGES = Path(__file__).parents[4] / "shared" / "data" / "bad-images"
@@ -426,7 +424,6 @@ def test_a_photo_keeps_its_thumbnail(
     after = {path: path.stat().st_mtime_ns for path in (out / "thumbs").iterdir()}
     assert (len(after), {path: after[path] for path in before}) == (7, before)
     (photos / "0.jpg").unlink()
-    (out / "thumbs" / "3.jpg").write_bytes(b"of an earlier version, which numbered them")
     crop(photos, out, model)
     assert set((out / "thumbs").iterdir()) == set(before), "those of nobody go"
     assert made == []
@@ -437,63 +434,17 @@ def test_a_photo_keeps_its_thumbnail(
     assert made == [str(photos / "000.jpg")]
 
 
-def test_a_folder_of_before_is_brought_up_to_date(photos: Path, tmp_path: Path, model: Path) -> None:
-    """One whose thumbnails have numbers, and which does not say what its files were like."""
-    out = tmp_path / "out"
-    crop(photos, out, model)
-    whole = everything_in(out)
-    finished = json.loads((out / ".run" / "finished.json").read_text())
-    kept = ("inputs_sha256", "computed", "seconds", "photos_per_second")
-    (out / ".run" / "finished.json").write_text(json.dumps({name: finished[name] for name in kept}))
-    for number, path in enumerate(sorted((out / "thumbs").iterdir())):
-        path.rename(out / "thumbs" / f"{number}.jpg")
-    assert crop(photos, out, model).computed == 0
-    assert everything_in(out) == whole
-
-
-def test_photos_that_were_moved_are_known_again(
-    photos: Path, tmp_path: Path, model: Path, looked_at: list[int]
-) -> None:
-    (photos / "deep").mkdir()
-    photo(9).save(photos / "deep" / "a.jpg")
-    (photos / "deep" / "bad.jpg").write_bytes(b"no photo")
+def test_photos_that_were_moved_are_new(photos: Path, tmp_path: Path, model: Path) -> None:
     out, moved = tmp_path / "out", tmp_path / "moved"
-    lines: list[str] = []
-    crop(photos, out, model, overlay=True)
-    overlays = everything_in(out / "overlays")
+    crop(photos, out, model)
+    crops = {path: path.read_bytes() for path in (out / "crops").iterdir()}
     photos.rename(moved)
-    looked_at.clear()
-    photo(10).save(moved / "new.jpg")
-    summary = crop(moved, out, model, tell=lines.append)
-    assert (len(looked_at), summary.computed, summary.crops_of_others) == (1, 1, 0)
-    assert lines == ["8 photos were moved since the last run: rows and crops are kept"]
-    assert everything_in(out / "overlays") == overlays, "they show the same"
-    lines.clear()
-    assert crop(moved, out, model, tell=lines.append).nothing_to_do
-    assert lines == []
-    shutil.rmtree(out / "overlays")
+    summary = crop(moved, out, model)
+    assert (summary.computed, summary.crops, summary.crops_of_others) == (6, 6, 6)
+    assert all(path.read_bytes() == content for path, content in crops.items()), "those of before stay"
+    assert crop(moved, out, model, overwrite=True).crops_of_others == 0
     crop(moved, tmp_path / "fresh", model)
     assert everything_in(out) == everything_in(tmp_path / "fresh")
-    # They are where they were once more, and there twice: no two have the same crops.
-    shutil.copytree(moved, photos)
-    both = crop([photos, moved], out, model)
-    names = [name for row in rows_of(out) for name in row["crops"]]
-    assert both.crops == len(names) == len(set(names)) == 16
-
-
-def test_what_lies_where_a_photo_was_moved_from_is_another(photos: Path, tmp_path: Path, model: Path) -> None:
-    """Unless its size, time and content are the same, and the other one is gone."""
-    out, other = tmp_path / "out", tmp_path / "other"
-    crop(photos, out, model)
-    shutil.copytree(photos, other)
-    assert crop(other, out, model).computed == 6, "the photos are all still there"
-    shutil.rmtree(photos)
-    shutil.rmtree(out)
-    crop(other, out, model)
-    other.rename(photos)
-    photo(11).save(photos / "003.jpg")
-    os.utime(photos / "004.jpg", ns=(1, 1))
-    assert crop(photos, out, model).computed == 2
 
 
 def test_another_photo_of_the_same_name_size_and_time_is_another(
@@ -519,79 +470,6 @@ def test_another_photo_of_the_same_name_size_and_time_is_another(
     for row, fresh in zip(rows_of(out), rows_of(tmp_path / "fresh"), strict=True):
         assert row | {"crops": 0} == fresh | {"crops": 0}
         assert (out / row["crops"][0]).read_bytes() == (tmp_path / "fresh" / fresh["crops"][0]).read_bytes()
-
-
-def test_a_journal_that_knows_no_contents_follows_no_photo(photos: Path, tmp_path: Path, model: Path) -> None:
-    """One of an earlier version."""
-    out, moved = tmp_path / "out", tmp_path / "moved"
-    crop(photos, out, model)
-    journal = out / ".run" / "journal.jsonl"
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert len({record.pop("content") for record in records}) == 6
-    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
-    photos.rename(moved)
-    assert crop(moved, out, model).computed == 6
-
-
-def test_photos_whose_crops_have_marked_names_are_known_again(tmp_path: Path, model: Path) -> None:
-    photos, moved, out = tmp_path / "photos", tmp_path / "moved", tmp_path / "out"
-    (photos / "deep").mkdir(parents=True)
-    for number, name in enumerate(("deep/a.jpg", "deep/A.JPG", f"{'long' * 60}.jpg", "b.jpg")):
-        photo(number).save(photos / name)
-    crop(photos, out, model)
-    before = rows_of(out)
-    assert sum("~" in row["crops"][0] for row in before) == 2
-    for there, here in ((photos, moved), (moved, photos)):
-        there.rename(here)
-        lines: list[str] = []
-        summary = crop(here, out, model, tell=lines.append)
-        assert lines == ["4 photos were moved since the last run: rows and crops are kept"]
-        assert (summary.computed, summary.crops_of_others) == (0, 0)
-    assert rows_of(out) == before
-
-
-def test_photos_of_one_name_in_two_folders_are_known_again(tmp_path: Path, model: Path) -> None:
-    """Each was alone in its run, so that both had the same path in their folders."""
-    out = tmp_path / "out"
-    for seed, folder in enumerate(("one", "other")):
-        (tmp_path / folder).mkdir()
-        photo(seed).save(tmp_path / folder / "a.jpg")
-        crop(tmp_path / folder, out, model)
-    names = [row["crops"] for row in rows_of(out)]
-    (tmp_path / "one").rename(tmp_path / "gone")
-    (tmp_path / "other").rename(tmp_path / "moved")
-    summary = crop(tmp_path / "moved", out, model)
-    assert (summary.computed, summary.crops_of_others) == (0, 1)
-    assert [row["crops"] for row in rows_of(out)] == names
-
-
-def test_photos_that_come_back_elsewhere_are_known_again(photos: Path, tmp_path: Path, model: Path) -> None:
-    out, moved = tmp_path / "out", tmp_path / "moved"
-    paths: list[Any] = sorted(photos.iterdir())
-    crop(paths, out, model)
-    photos.rename(moved)
-    assert crop(paths, out, model).reasons == {"missing": 6}
-    summary = crop(moved, out, model)
-    assert (summary.computed, summary.failed, summary.crops, summary.crops_of_others) == (0, 0, 6, 0)
-
-
-def test_a_signal_while_moved_photos_are_looked_for(
-    photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, moved = tmp_path / "out", tmp_path / "moved"
-    crop(photos, out, model)
-    photos.rename(moved)
-
-    def signalling(file: str) -> str | None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return work.content_of(file)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(results, "content_of", signalling)
-        with pytest.raises(Stopped, match="stopped before photos were looked at"):
-            crop(moved, out, model)
-    assert rows_in_journal(out) == 7, "one was known again"
-    assert crop(moved, out, model).computed == 0
 
 
 def test_new_changed_and_removed_photos(photos: Path, tmp_path: Path, model: Path, looked_at: list[int]) -> None:
@@ -676,9 +554,8 @@ def test_crops_of_photos_that_cannot_be_reached_wait_for_them(
         assert [row["crops"] for row in rows_of(out)] == [[]] * 6
         assert {name: content for name, content in everything_in(out).items() if name.startswith("crops")} == crops
     away.rename(photos)
-    looked_at.clear()
     summary = crop(links, out, model)
-    assert (summary.computed, summary.failed, summary.crops_of_others, looked_at) == (0, 0, 0, [])
+    assert (summary.computed, summary.failed, summary.crops_of_others) == (6, 0, 0)
     assert everything_in(out) == whole
     assert crop(links, out, model).nothing_to_do
 
@@ -752,19 +629,6 @@ def test_crops_and_pictures_that_were_damaged_are_made_again(
         assert (again.nothing_to_do, again.computed) == (False, computed), name
         assert everything_in(out) == whole
         assert crop(photos, out, model, overlay=True).nothing_to_do
-
-
-def test_crops_of_a_journal_without_sizes_are_taken_as_they_are(photos: Path, tmp_path: Path, model: Path) -> None:
-    """One of an earlier version."""
-    out = tmp_path / "out"
-    crop(photos, out, model)
-    journal = out / ".run" / "journal.jsonl"
-    records = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [len(record.pop("sizes")) for record in records] == [1] * 6
-    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert crop(photos, out, model).computed == 0
-    (out / "crops" / "001.jpg").unlink()
-    assert crop(photos, out, model).computed == 1
 
 
 def test_other_spelling_of_the_same_photos(
