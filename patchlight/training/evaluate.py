@@ -253,6 +253,7 @@ def evaluate_photos(
         raise PatchlightError(
             f"{loaded.provenance.source}: has no head that gives classes; --knn, --linear or --attentive judge features"
         )
+    loaded.preprocess.check_channels()
     reporter.progress(Progress(what="opening the photos"))
     dataset = open_dataset(photos, "test", workers=workers, reporter=reporter)
     require_photos(dataset, source)

@@ -434,6 +434,7 @@ def evaluate_features(
         raise PatchlightError(f"method={method!r} should be one of {', '.join(get_args(Method))}")
     if not isinstance(model, Loaded):
         model = load(Path(model) if isinstance(model, os.PathLike) else model, device=device or "cpu")
+    model.preprocess.check_channels()
     vit = model.model if device is None else model.model.to(device)
     where = vit.norm.weight.device
     reporter.progress(Progress(what="opening the photos"))

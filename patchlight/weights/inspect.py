@@ -25,10 +25,10 @@ from patchlight.weights.read import CheckpointError
 ORIGINS: tuple[Origin, ...] = (*convert_swin.ORIGINS, *convert_convnext.ORIGINS, *VIT_ORIGINS)
 
 # Where a checkpoint holds several encoders, the better one by its authors' account comes first.
-PREFERENCE = ("teacher", "ema", "model", "backbone", "student")
+PREFERENCE = ("teacher", "ema", "target_encoder", "model", "backbone", "student")
 
 # What stands around weights that are a moving average of those that were trained: model_ema, teacher.backbone, ...
-AVERAGED = re.compile(r"(?<![a-z])(teacher|ema|averaged|swa)(?![a-z])")
+AVERAGED = re.compile(r"(?<![a-z])(teacher|ema|target|momentum|averaged|swa)(?![a-z])")
 
 # Heads are 64 wide, except in the giants.
 HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}

@@ -13,6 +13,8 @@ import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.batch.runner import crop_photos
 from patchlight.looking import look
+from patchlight.training.evaluate import evaluate_photos
+from patchlight.training.features import evaluate_features
 from patchlight.weights.load import load
 from patchlight.weights.save import save
 
@@ -102,6 +104,8 @@ def test_models_of_other_channels_load_and_refuse_photos(layout: str, channels: 
         lambda: pl.classify(PHOTO, loaded),
         lambda: pl.localize(PHOTO, loaded),
         lambda: look(PHOTO, loaded),
+        lambda: evaluate_photos(loaded, tmp_path),
+        lambda: evaluate_features(loaded, tmp_path),
         lambda: crop_photos([photo], tmp_path / "out", model=loaded, workers=0),
     ]
     for function in functions:

@@ -127,6 +127,28 @@ def test_average_is_taken_before_the_raw_model_and_said(better: str, other: str,
 
 
 @pytest.mark.parametrize(
+    ("trained", "averaged", "usual"),
+    [  # I-JEPA's authors go on with the average, MoCo v3's with what was trained
+        ("encoder.module.", "target_encoder.module.", "averaged"),
+        ("module.base_encoder.", "module.momentum_encoder.", "trained"),
+    ],
+)
+def test_encoders_with_an_average_of_other_names(trained: str, averaged: str, usual: str, tmp_path: Path) -> None:
+    content = prefixed(trained, timm_state(seed=0)) | prefixed(averaged, timm_state(seed=1))
+    torch.save(content, tmp_path / "x.pt")
+    by_choice = {
+        which: load(tmp_path / "x.pt", num_heads=2, weights=weights)
+        for which, weights in (("trained", "model"), ("averaged", "ema"), ("usual", None))
+    }
+    assert_equal_to_the_clean_load(by_choice["trained"])
+    same = by_choice[usual].model.state_dict()
+    assert all(torch.equal(value, same[key]) for key, value in by_choice["usual"].model.state_dict().items())
+    different = by_choice["averaged"].model.state_dict()["norm.weight"]
+    assert not torch.equal(different, by_choice["trained"].model.state_dict()["norm.weight"])
+    assert [note for note in by_choice["usual"].notes if "beside them" in note]
+
+
+@pytest.mark.parametrize(
     ("wrapper", "weights", "said"),
     [
         ("", "ema", "no averaged weights are in it (at its top); leave weights= out"),
