@@ -82,8 +82,9 @@ def possible_types(hints: Iterable[Any]) -> list[Any]:
     """The hints, and what the unions and collections among them are made of."""
     found: list[Any] = []
     for hint in hints:
-        found += [hint, *possible_types(typing.get_args(hint))]
-        if set(typing.get_args(Photo)) <= set(typing.get_args(hint)):
+        parts = hint if isinstance(hint, list) else typing.get_args(hint)  # a Callable's arguments are a list
+        found += [hint, *possible_types(parts)]
+        if all(form in parts for form in typing.get_args(Photo)):
             found.append(Photo)
     return found
 
