@@ -42,11 +42,16 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.images.augment import AugmentConfig
 from patchlight.models import attention as attention_module
 from patchlight.training import loop, step
-from patchlight.training.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
-from patchlight.training.dino import DinoConfig
-from patchlight.training.mae import MaeConfig
+from patchlight.training.config import (
+    DataConfig,
+    DinoConfig,
+    DistillConfig,
+    MaeConfig,
+    OptimConfig,
+    SubjectConfig,
+    TrainConfig,
+)
 from patchlight.training.optim import matrices_in
-from patchlight.training.subject import SubjectConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 LEARNERS = ("labels", "teacher", "dino", "mae", "subject")

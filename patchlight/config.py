@@ -4,18 +4,15 @@ Nothing here imports torch, so that the command line answers at once.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
-import types
 import typing
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from patchlight.errors import PatchlightError
-from patchlight.other_names import other_name
+from patchlight.json_config import JsonConfig, as_tuple, check_names, check_types, default_of, field_names, require
 
 Size = tuple[int, int]
 """(height, width), in pixels or in patches."""
@@ -23,42 +20,6 @@ Size = tuple[int, int]
 
 Colour = tuple[float, float, float]
 """(red, green, blue), where 1 is full brightness."""
-
-
-class _NamesItsSettings(type):
-    """Makes a misspelt setting a `PatchlightError` with the nearest name, where Python would say TypeError."""
-
-    def __call__(cls, **settings: Any) -> Any:
-        check_names(cls, settings)
-        return super().__call__(**settings)
-
-
-class JsonConfig(metaclass=_NamesItsSettings):
-    """The JSON form that the configs share: plain values, and no key that is not a setting."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        values = {name: getattr(self, name) for name in field_names(type(self))}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> typing.Self:
-        """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
-        return cls(**{name: _as_tuple(value) for name, value in values.items()})
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> typing.Self:
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise PatchlightError(f"the config is not valid JSON: {error}") from None
-        require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
-        return cls.from_dict(values)
 
 
 class ArchitectureConfig(JsonConfig):
@@ -159,8 +120,8 @@ class ViTConfig(ArchitectureConfig):
     def __post_init__(self) -> None:
         for name in ("image_size", "patch_size", "rope_grid"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value, value) if type(value) is int else _as_tuple(value))
-        object.__setattr__(self, "resnet", _as_tuple(self.resnet))
+            object.__setattr__(self, name, (value, value) if type(value) is int else as_tuple(value))
+        object.__setattr__(self, "resnet", as_tuple(self.resnet))
         check_types(self)
         self._check_numbers()
         self._check_contradictions()
@@ -249,7 +210,7 @@ class ViTConfig(ArchitectureConfig):
             ("rope_grid", ("rope2d",)),
             ("relative_hidden", ("relative_mlp",)),
         ):
-            value, default = getattr(self, name), _default(type(self), name)
+            value, default = getattr(self, name), default_of(type(self), name)
             has_a_table = name == "prefix_positions" and self.has_position_table
             require(
                 value == default or self.position in schemes or has_a_table,
@@ -364,9 +325,9 @@ class PreprocessConfig(JsonConfig):
     def __post_init__(self) -> None:
         for name in ("image_size", "resize_size"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value, value) if type(value) is int else _as_tuple(value))
+            object.__setattr__(self, name, (value, value) if type(value) is int else as_tuple(value))
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+            object.__setattr__(self, name, as_tuple(getattr(self, name)))
         check_types(self)
         for name in ("mean", "std"):  # 1 and 1.0 are the same setting and should write the same JSON
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
@@ -492,91 +453,3 @@ class SubjectHeat(JsonConfig):
             del values["calibration"]
             return values
         return values | {"calibration": self.calibration.to_dict()}
-
-
-def check_names(config_type: type, settings: dict[str, Any]) -> None:
-    """Refuse settings that the config does not have, with the nearest name it has."""
-    names = field_names(config_type)
-    for name in settings:
-        if name not in names:
-            nearest = difflib.get_close_matches(str(name), names, n=1)
-            hint = other_name(name, names)
-            hint = hint or (f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}")
-            raise PatchlightError(f"unknown setting {name!r} for {config_type.__name__}; {hint}")
-
-
-def check_types(config: Any, skip: typing.Container[str] = ()) -> None:
-    """Refuse a config whose values are not of the types that its fields declare."""
-    for name, hint in typing.get_type_hints(type(config)).items():
-        if name in skip:
-            continue
-        value = getattr(config, name)
-        require(_fits(value, hint), f"{name}={value!r} should be {_spell(hint)}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is types.UnionType:
-        return any(_fits(value, argument) for argument in arguments)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return type(value) is tuple and all(_fits(each, arguments[0]) for each in value)
-    if origin is tuple:
-        return type(value) is tuple and len(value) == len(arguments) and all(map(_fits, value, arguments))
-    if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint  # exactly, since True is an int
-
-
-def _spell(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    if typing.get_origin(hint) is types.UnionType:
-        return " or ".join(map(_spell, typing.get_args(hint)))
-    if typing.get_args(hint)[-1:] == (Ellipsis,):
-        return "several numbers"
-    if typing.get_origin(hint) is tuple:
-        spelt = {Size: "a whole number, or two of them (height, width)", Colour: "three numbers (red, green, blue)"}
-        return spelt.get(hint, f"{len(typing.get_args(hint))} numbers")
-    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
-    return plain.get(hint) or f"a {hint.__name__}"
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def field_names(config_type: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(config_type)]
-
-
-def _default(config_type: type, name: str) -> Any:
-    return next(field.default for field in dataclasses.fields(config_type) if field.name == name)
-
-
-def require(condition: bool, message: str) -> None:
-    """Refuse a setting with this line unless the condition holds."""
-    if not condition:
-        raise PatchlightError(message)
-
-
-def require_within(config: Any, name: str, low: float, high: float) -> None:
-    """Refuse a number that lies outside its range."""
-    value = getattr(config, name)
-    require(low <= value <= high, f"{name}={value} must lie from {low} to {high}")
-
-
-def parse_values(settings: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is JSON (4, 0.1, true, null, [224, 336]), or Python's True, False, None, or a word."""
-    changes: dict[str, Any] = {}
-    python = {"True": True, "False": False, "None": None}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise PatchlightError(f"--set {setting}: write NAME=VALUE, such as num_registers=4")
-        try:
-            changes[name] = json.loads(value)
-        except ValueError:
-            changes[name] = python.get(value, value)
-    return changes

@@ -8,8 +8,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
-from patchlight.config import ArchitectureConfig, Size, ViTConfig, check_names, check_types, require
+from patchlight.config import ArchitectureConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
+from patchlight.json_config import check_names, check_types, require
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
 ConvNeXtName = Literal[

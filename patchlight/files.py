@@ -61,13 +61,12 @@ def printable(name: str) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable (Windows has no such call)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

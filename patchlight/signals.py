@@ -179,8 +179,6 @@ def worker_context(preload: str) -> BaseContext:
     whoever stops a whole group of processes (Ctrl-C, `timeout`, a batch system) leaves it to the main process to save,
     and to end the others.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     multiprocessing.resource_tracker.ensure_running()  # first, for it would unblock them

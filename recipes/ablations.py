@@ -45,9 +45,10 @@ from measuring import (
 )
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig, parse_values
+from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
+from patchlight.json_config import parse_values
 from patchlight.models.vit import ViT
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 

@@ -42,9 +42,10 @@ from measuring import (
 )
 from small_cnn import train_cnn
 
-from patchlight.config import PreprocessConfig, ViTConfig, parse_values
+from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig
+from patchlight.json_config import parse_values
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.training.data import subset
 

@@ -36,8 +36,7 @@ compiled: compiled ones lost half of the subjects, for a reason that is mended s
 """
 
 from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.training.subject import SubjectConfig
+from patchlight.training.config import DataConfig, OptimConfig, SubjectConfig, TrainConfig
 
 
 def config() -> TrainConfig:

@@ -14,8 +14,7 @@ epochs raised the k-NN accuracy on 947 held-out photos from 31 % to 46 %.
 """
 
 from patchlight.config import PreprocessConfig, ViTConfig
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.training.dino import DinoConfig
+from patchlight.training.config import DataConfig, DinoConfig, OptimConfig, TrainConfig
 
 
 def config() -> TrainConfig:

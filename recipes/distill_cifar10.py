@@ -48,10 +48,11 @@ from safetensors.torch import load_file, save_file
 from small_cnn import SmallCNN, in_bfloat16, same_every_time, train_cnn
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, ViTConfig, parse_values
+from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.images.augment import AugmentConfig
+from patchlight.json_config import parse_values
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 
 DATA = "data/cifar10"

@@ -11,8 +11,7 @@ metrics.jsonl has `explained`: the share of the hidden pixels' variance that the
 
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.images.augment import AugmentConfig
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.training.mae import MaeConfig
+from patchlight.training.config import DataConfig, MaeConfig, OptimConfig, TrainConfig
 
 
 def config() -> TrainConfig:

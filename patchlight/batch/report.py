@@ -241,7 +241,4 @@ def _source(content: str) -> str:
 
 def _way_to(root: Path, folder: Path) -> str:
     """The way from the page to the folder that relative paths start from, so that both can be moved together."""
-    try:
-        return os.path.relpath(root.resolve(), folder.resolve())
-    except ValueError:  # Windows: they are on different drives
-        return str(root.resolve())
+    return os.path.relpath(root.resolve(), folder.resolve())

@@ -22,9 +22,9 @@ from patchlight.batch.rows import VERSION
 from patchlight.batch.sequences import FrameStore
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
-from patchlight.config import require
 from patchlight.errors import PatchlightError
 from patchlight.images.crop import Cut, parse_aspect
+from patchlight.json_config import require
 from patchlight.localizing.detector import Detector
 from patchlight.signals import asked_to_stop
 from patchlight.weights.load import Loaded, load

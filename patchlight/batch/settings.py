@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from patchlight.config import JsonConfig, check_types, require
 from patchlight.images.crop import parse_aspect
+from patchlight.json_config import JsonConfig, check_types, require
 from patchlight.localizing.detector import MOST_TILES, DetectorOptions
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from patchlight.config import parse_values
 from patchlight.errors import PatchlightError
 from patchlight.families import check_names_of_any
+from patchlight.json_config import parse_values
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of the model; repeatable.")

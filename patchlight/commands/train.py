@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchlight.commands.options import Device
-from patchlight.config import parse_values
+from patchlight.json_config import parse_values
 from patchlight.signals import Stopped
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from patchlight.config import JsonConfig, PreprocessConfig, Size, check_types, require, require_within
+from patchlight.config import PreprocessConfig, Size
 from patchlight.errors import PatchlightError
 from patchlight.images.draws import Draws
+from patchlight.json_config import JsonConfig, check_types, require, require_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from patchlight.config import JsonConfig
+from patchlight.json_config import JsonConfig
 from patchlight.training.config import TrainConfig
 
 MOST_CLASSES = 100

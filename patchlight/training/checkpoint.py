@@ -252,7 +252,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
         lost = sorted(each.name for each in folder.glob("step-*") if FILE_NAME.fullmatch(each.name))
         if lost:
             raise PatchlightError(
-                f"{path}: is missing, without which {lost[-1]} cannot be trusted; bring it back, or start the run anew "
+                f"{path}: is missing, without which {lost[-1]} cannot be trusted; restore it, or start a new run "
                 "in another folder"
             ) from None
         return []

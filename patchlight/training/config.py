@@ -9,22 +9,11 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from patchlight.config import (
-    JsonConfig,
-    PreprocessConfig,
-    ViTConfig,
-    check_names,
-    check_types,
-    field_names,
-    require,
-    require_within,
-)
+from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
-from patchlight.training.dino import FEWEST_TO_EVEN_OUT, DinoConfig
-from patchlight.training.mae import MaeConfig
-from patchlight.training.subject import SubjectConfig
+from patchlight.json_config import JsonConfig, check_names, check_types, field_names, require, require_within
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +91,162 @@ class DistillConfig(JsonConfig):
         check_types(self)
         require_within(self, "share", 0, 1)
         require(self.temperature > 0, "temperature must be more than 0")
+
+
+FEWEST_TO_EVEN_OUT = 8
+"""Photos in whose answers all classes can be used alike without every answer becoming the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DinoConfig(JsonConfig):
+    """How a ViT learns from photos alone.
+
+    The views are made as said here, from a square of the photo; of `augment`, only crop="resized" is used, where the
+    parts of files that views are cut from are to be others.
+    """
+
+    # The views: two large ones, of the model's image size, and small ones. Areas are shares of the photo.
+    local_views: int = 6
+    local_size: int | None = None  # pixels a side; None: three eighths of the image's, in whole patches
+    global_area: tuple[float, float] = (0.35, 1.0)
+    local_area: tuple[float, float] = (0.05, 0.35)
+    colour: float = 0.4
+    grey: float = 0.2
+    blur: float = 0.5
+    solarize: float = 0.1
+
+    # The head: three layers, a bottleneck, and the similarities to the prototypes, which are the classes. Small sets
+    # need few of them.
+    prototypes: int = 2048
+    head_hidden: int = 512
+    bottleneck: int = 256
+
+    # The answers: similarities divided by a temperature. The teacher's grows over `teacher_warmup` of the run.
+    # A low one at first: what a photo's answers have in common grows only where it is more than the ratio of the two
+    # temperatures, and in a model that has learned nothing it is little.
+    student_temperature: float = 0.1
+    teacher_temperature_start: float = 0.02
+    teacher_temperature: float = 0.03
+    teacher_warmup: float = 0.3
+    # How the teacher's answers are kept from preferring a class: their running mean is taken off, or they are made to
+    # use all classes alike within the batch.
+    centring: Literal["mean", "sinkhorn", "none"] = "sinkhorn"
+    centre_momentum: float = 0.9
+
+    # The share of itself that the teacher keeps at each step, at first; it grows to 1 along a cosine. Runs of a few
+    # hundred steps need less.
+    momentum: float = 0.99
+    # The prototypes stay where they are for this share of the run.
+    prototypes_rest: float = 0.01
+
+    # Weights of the further losses; 0: left out. `mask_share` of the patches of every second large view are hidden.
+    # Without `koleo`, a small model's features, nearly equal at first, may stay so.
+    koleo: float = 0.1
+    patch_loss: float = 0.0
+    mask_share: float = 0.4
+
+    # From this share of the run on, this many bad lines of metrics in a row stop it.
+    collapse_after: float = 0.2
+    collapse_checks: int = 5
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require_within(self, "local_views", 0, 64)
+        require(self.local_size is None or self.local_size > 0, f"local_size={self.local_size} must be more than 0")
+        for name in ("global_area", "local_area"):
+            low, high = getattr(self, name)
+            require(0 < low <= high <= 1, f"{name}={(low, high)} must rise, from more than 0 to at most 1")
+        for name in ("colour", "grey", "blur", "solarize", "teacher_warmup", "centre_momentum", "momentum"):
+            require_within(self, name, 0, 1)
+        for name in ("prototypes_rest", "collapse_after"):
+            require_within(self, name, 0, 1)
+        for name in ("prototypes", "head_hidden", "bottleneck"):
+            require(getattr(self, name) >= 2, f"{name}={getattr(self, name)} must be 2 or more")
+        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
+            require_within(self, name, 0.01, 10)
+        for name in ("patch_loss", "koleo"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
+        require(0 < self.mask_share < 1, f"mask_share={self.mask_share} must lie between 0 and 1")
+        require(self.collapse_checks >= 1, f"collapse_checks={self.collapse_checks} must be 1 or more")
+
+    def local_size_for(self, model: ViTConfig) -> Size:
+        """The (height, width) of the small views."""
+        if self.local_size is not None:
+            size = (self.local_size, self.local_size)
+            model.grid_for(size)  # which refuses what patches do not divide
+            return size
+        rows, columns = (
+            max(1, round(3 / 8 * side / patch)) * patch
+            for side, patch in zip(model.image_size, model.patch_size, strict=True)
+        )
+        return rows, columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaeConfig(JsonConfig):
+    """How patches are hidden, and who draws them. The paper's decoder is 512 wide, 8 deep, for a large encoder."""
+
+    # The share of the patches that the encoder does not see.
+    mask_share: float = 0.75
+    decoder_width: int = 256
+    decoder_depth: int = 4
+    decoder_heads: int = 8
+    # Each patch's pixels are brought to mean 0 and deviation 1 before they are compared; or they are taken as they are.
+    normalised_pixels: bool = True
+    # Steps after which a run stops that still predicts no better than a plain grey would.
+    patience: int = 1000
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(0 < self.mask_share < 1, f"mask_share={self.mask_share} must lie between 0 and 1")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads", "patience"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be 1 or more")
+        require(
+            self.decoder_width % self.decoder_heads == 0 and self.decoder_width % 4 == 0,
+            f"decoder_width={self.decoder_width} must be divisible by decoder_heads={self.decoder_heads} and by 4 "
+            "(sine and cosine of two coordinates)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubjectConfig(JsonConfig):
+    """How a ViT learns where subjects are. `augment` is not used; the parts are cut as said here."""
+
+    # What the place counts for in the loss, beside the label.
+    weight: float = 3.0
+    # Pixels a side of the canvas that a photo is kept on; larger photos are made smaller.
+    canvas: int = 192
+    # The share of photos with a box of which a part is cut that holds the whole subject; of the others any part is.
+    whole: float = 0.75
+    # Of photos with several objects, the share of such parts that hold all; most of the others hold the main one.
+    together: float = 0.5
+    # What a mask counts for in what is to be found, beside the box around it. By the share of each patch that a mask
+    # covers, thin legs and tails are lost again when boxes are read from the patches: read from exact maps of 16 x 16
+    # patches, boxes around 300 masks of DUTS and CAMO overlap the true ones by 0.87 in the mean, and 0.74 around 150
+    # made ones with thin legs. By the root of that share (see `mixed_coverage`) it is 0.91 and 0.92; with 0.3 of the
+    # box it is 0.94 and 0.94, and the map still shows the subject's shape.
+    mask_share: float = 0.7
+    # Of the sides of such a part, the share that is the photo's own: subjects are mostly small in whole photos.
+    to_the_edge: float = 0.5
+    # The share of the photo's area that any part has, and its aspect.
+    area: tuple[float, float] = (0.2, 1.0)
+    aspect: tuple[float, float] = (0.5, 2.0)
+    # A subject of which less than this share is in the part is not to be named, nor found unless none of it is there.
+    visible: float = 0.35
+    # The share of photos in whose place comes one that shows nothing, mostly with a small subject pasted into it.
+    paste: float = 0.0
+    colour: float = 0.4
+    grey: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.weight > 0, f"weight={self.weight} must be more than 0")
+        require_within(self, "canvas", 16, 4096)
+        for name in ("whole", "together", "mask_share", "to_the_edge", "visible", "paste", "colour", "grey"):
+            require_within(self, name, 0, 1)
+        for name in ("area", "aspect"):
+            low, high = getattr(self, name)
+            require(0 < low <= high, f"{name}={(low, high)} must rise, from more than 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

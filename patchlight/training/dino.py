@@ -11,114 +11,22 @@ V views, G = 2B photos in two large views, K prototypes, M hidden patches, Z the
 
 import dataclasses
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from patchlight.config import JsonConfig, PreprocessConfig, Size, ViTConfig, check_types, require, require_within
+from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import AugmentConfig, normalise, random_view
 from patchlight.images.draws import Draws
+from patchlight.json_config import require
 from patchlight.models.vit import ViT
 from patchlight.training.collapse import Signs, diagnose, effective_rank, entropy
+from patchlight.training.config import DinoConfig, TrainConfig
 from patchlight.training.data import Batch
 from patchlight.training.learner import Learner, as_squares
-
-if TYPE_CHECKING:  # it holds a DinoConfig
-    from patchlight.training.config import TrainConfig
-
-
-FEWEST_TO_EVEN_OUT = 8
-"""Photos in whose answers all classes can be used alike without every answer becoming the same."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DinoConfig(JsonConfig):
-    """How a ViT learns from photos alone.
-
-    The views are made as said here, from a square of the photo; of `augment`, only crop="resized" is used, where the
-    parts of files that views are cut from are to be others.
-    """
-
-    # The views: two large ones, of the model's image size, and small ones. Areas are shares of the photo.
-    local_views: int = 6
-    local_size: int | None = None  # pixels a side; None: three eighths of the image's, in whole patches
-    global_area: tuple[float, float] = (0.35, 1.0)
-    local_area: tuple[float, float] = (0.05, 0.35)
-    colour: float = 0.4
-    grey: float = 0.2
-    blur: float = 0.5
-    solarize: float = 0.1
-
-    # The head: three layers, a bottleneck, and the similarities to the prototypes, which are the classes. Small sets
-    # need few of them.
-    prototypes: int = 2048
-    head_hidden: int = 512
-    bottleneck: int = 256
-
-    # The answers: similarities divided by a temperature. The teacher's grows over `teacher_warmup` of the run.
-    # A low one at first: what a photo's answers have in common grows only where it is more than the ratio of the two
-    # temperatures, and in a model that has learned nothing it is little.
-    student_temperature: float = 0.1
-    teacher_temperature_start: float = 0.02
-    teacher_temperature: float = 0.03
-    teacher_warmup: float = 0.3
-    # How the teacher's answers are kept from preferring a class: their running mean is taken off, or they are made to
-    # use all classes alike within the batch.
-    centring: Literal["mean", "sinkhorn", "none"] = "sinkhorn"
-    centre_momentum: float = 0.9
-
-    # The share of itself that the teacher keeps at each step, at first; it grows to 1 along a cosine. Runs of a few
-    # hundred steps need less.
-    momentum: float = 0.99
-    # The prototypes stay where they are for this share of the run.
-    prototypes_rest: float = 0.01
-
-    # Weights of the further losses; 0: left out. `mask_share` of the patches of every second large view are hidden.
-    # Without `koleo`, a small model's features, nearly equal at first, may stay so.
-    koleo: float = 0.1
-    patch_loss: float = 0.0
-    mask_share: float = 0.4
-
-    # From this share of the run on, this many bad lines of metrics in a row stop it.
-    collapse_after: float = 0.2
-    collapse_checks: int = 5
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        require_within(self, "local_views", 0, 64)
-        require(self.local_size is None or self.local_size > 0, f"local_size={self.local_size} must be more than 0")
-        for name in ("global_area", "local_area"):
-            low, high = getattr(self, name)
-            require(0 < low <= high <= 1, f"{name}={(low, high)} must rise, from more than 0 to at most 1")
-        for name in ("colour", "grey", "blur", "solarize", "teacher_warmup", "centre_momentum", "momentum"):
-            require_within(self, name, 0, 1)
-        for name in ("prototypes_rest", "collapse_after"):
-            require_within(self, name, 0, 1)
-        for name in ("prototypes", "head_hidden", "bottleneck"):
-            require(getattr(self, name) >= 2, f"{name}={getattr(self, name)} must be 2 or more")
-        for name in ("student_temperature", "teacher_temperature_start", "teacher_temperature"):
-            require_within(self, name, 0.01, 10)
-        for name in ("patch_loss", "koleo"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
-        require(0 < self.mask_share < 1, f"mask_share={self.mask_share} must lie between 0 and 1")
-        require(self.collapse_checks >= 1, f"collapse_checks={self.collapse_checks} must be 1 or more")
-
-    def local_size_for(self, model: ViTConfig) -> Size:
-        """The (height, width) of the small views."""
-        if self.local_size is not None:
-            size = (self.local_size, self.local_size)
-            model.grid_for(size)  # which refuses what patches do not divide
-            return size
-        rows, columns = (
-            max(1, round(3 / 8 * side / patch)) * patch
-            for side, patch in zip(model.image_size, model.patch_size, strict=True)
-        )
-        return rows, columns
 
 
 class Dino(Learner):
@@ -135,7 +43,7 @@ class Dino(Learner):
     feature_moment_DD: Tensor
     bad_checks: Tensor
 
-    def __init__(self, vit: ViT, config: "TrainConfig") -> None:
+    def __init__(self, vit: ViT, config: TrainConfig) -> None:
         super().__init__()
         if config.dino is None:
             raise PatchlightError("DINO needs its settings; give TrainConfig(dino=DinoConfig(...))")

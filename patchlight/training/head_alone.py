@@ -15,7 +15,7 @@ Shapes: N photos, V variations of each, D numbers in a feature.
 import contextlib
 import math
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,7 @@ from patchlight.training.data import Batch, Dataset, evaluation_batches, places
 from patchlight.training.evaluate import Evaluation, evaluate, evaluating
 from patchlight.training.features import features_of
 from patchlight.training.objective import Classification
-
-if TYPE_CHECKING:
-    from patchlight.training.processes import Processes
+from patchlight.training.processes import Processes
 
 MOST_BYTES = 2**31
 """For the features of all photos."""
@@ -68,7 +66,7 @@ class HeadAlone(Classification):
         self.register_buffer("spread", torch.zeros(()))
 
     def stream(
-        self, training: Dataset, processes: "Processes", *, start: int, steps: int
+        self, training: Dataset, processes: Processes, *, start: int, steps: int
     ) -> Generator[Batch, None, None]:
         """Features in the place of photos."""
         device, labels_N = processes.device, training.labels_N.to(processes.device)
@@ -88,7 +86,7 @@ class HeadAlone(Classification):
 
     @torch.no_grad()
     def look_ahead(
-        self, training: Dataset, processes: "Processes", asked: StopRequest, reporter: Reporter, *, steps: int
+        self, training: Dataset, processes: Processes, asked: StopRequest, reporter: Reporter, *, steps: int
     ) -> None:
         """Each variation that the steps take, once.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,9 @@ from patchlight.images.augment import AugmentConfig
 from patchlight.models.families import Model
 from patchlight.reporting import Reporter
 from patchlight.signals import StopRequest
+from patchlight.training.config import TrainConfig
 from patchlight.training.data import Batch, Dataset, batches
-
-if TYPE_CHECKING:
-    from patchlight.training.config import TrainConfig  # which holds the learners' settings
-    from patchlight.training.processes import Processes  # which spread learners
+from patchlight.training.processes import Processes
 
 
 class Result(Protocol):
@@ -47,7 +45,7 @@ class Learner(nn.Module):
     """
 
     vit: Model
-    config: "TrainConfig"
+    config: TrainConfig
     records_prepare = True
     """Whether `prepare` can be recorded; not where it calls what a user gave."""
     prepares_ahead = False
@@ -67,12 +65,12 @@ class Learner(nn.Module):
         return training.images_NCHW is None and self.cutting().crop == "resized"
 
     def look_ahead(
-        self, training: Dataset, processes: "Processes", asked: StopRequest, reporter: Reporter, *, steps: int
+        self, training: Dataset, processes: Processes, asked: StopRequest, reporter: Reporter, *, steps: int
     ) -> None:
         """What can be done once, before the first step of so many. It ends early where a stop is asked for."""
 
     def stream(
-        self, training: Dataset, processes: "Processes", *, start: int, steps: int
+        self, training: Dataset, processes: Processes, *, start: int, steps: int
     ) -> Generator[Batch, None, None]:
         """This process's photos of so many steps, from step `start` on."""
         reading = self.reading()

@@ -11,55 +11,27 @@ import dataclasses
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from patchlight.config import JsonConfig, Size, ViTConfig, check_types, require
+from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.images.augment import augment, normalise
 from patchlight.images.draws import Draws
+from patchlight.json_config import require
 from patchlight.models.positions import sincos_2d
 from patchlight.models.stems import patchify
 from patchlight.models.token_geometry import TokenGeometry, lay_tokens
 from patchlight.models.vit import Block, ViT
+from patchlight.training.config import MaeConfig, TrainConfig
 from patchlight.training.data import Batch, Dataset, evaluation_batches
 from patchlight.training.evaluate import evaluating
 from patchlight.training.learner import Learner
 from patchlight.weights.convert import ORIGINS, convert
-
-if TYPE_CHECKING:
-    from patchlight.training.config import TrainConfig  # which imports MaeConfig from here
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaeConfig(JsonConfig):
-    """How patches are hidden, and who draws them. The paper's decoder is 512 wide, 8 deep, for a large encoder."""
-
-    # The share of the patches that the encoder does not see.
-    mask_share: float = 0.75
-    decoder_width: int = 256
-    decoder_depth: int = 4
-    decoder_heads: int = 8
-    # Each patch's pixels are brought to mean 0 and deviation 1 before they are compared; or they are taken as they are.
-    normalised_pixels: bool = True
-    # Steps after which a run stops that still predicts no better than a plain grey would.
-    patience: int = 1000
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        require(0 < self.mask_share < 1, f"mask_share={self.mask_share} must lie between 0 and 1")
-        for name in ("decoder_width", "decoder_depth", "decoder_heads", "patience"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be 1 or more")
-        require(
-            self.decoder_width % self.decoder_heads == 0 and self.decoder_width % 4 == 0,
-            f"decoder_width={self.decoder_width} must be divisible by decoder_heads={self.decoder_heads} and by 4 "
-            "(sine and cosine of two coordinates)",
-        )
 
 
 class Reconstruction(NamedTuple):
@@ -80,7 +52,7 @@ class Mae(Learner):
     explained: Tensor
     moves: Tensor
 
-    def __init__(self, vit: ViT, config: "TrainConfig") -> None:
+    def __init__(self, vit: ViT, config: TrainConfig) -> None:
         super().__init__()
         if config.mae is None:
             raise PatchlightError("a masked autoencoder needs the settings `mae`: TrainConfig(mae=MaeConfig(), ...)")

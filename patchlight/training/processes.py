@@ -17,7 +17,6 @@ from patchlight.errors import PatchlightError
 from patchlight.models.families import BLOCKS
 from patchlight.signals import Stopped
 from patchlight.training.config import TrainConfig
-from patchlight.training.learner import Learner
 
 PATIENCE = datetime.timedelta(hours=6)
 """While the first process judges a model, or trains its teacher, the others wait."""
@@ -102,20 +101,19 @@ class Processes:
     def autocast(self, config: TrainConfig) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
 
-    def spread(self, learner: Learner, config: TrainConfig) -> nn.Module:
+    def spread(self, learner: nn.Module, config: TrainConfig) -> nn.Module:
         """The learner as all processes train it together, compiled where asked for."""
-        model: nn.Module = learner
+        model, blocks = learner, [module for module in learner.modules() if isinstance(module, BLOCKS)]
         if config.sharded and self.world > 1:
             from torch.distributed.fsdp import fully_shard
 
-            for block in learner.vit.blocks:
+            for block in blocks:
                 fully_shard(block)
             fully_shard(model)
         if config.compile:
             # Block by block: all blocks share one compiled form, so that it takes seconds whatever the depth.
-            for block in learner.modules():
-                if isinstance(block, BLOCKS):
-                    block.compile(dynamic=False)  # the few sizes that there are, each for itself
+            for block in blocks:
+                block.compile(dynamic=False)  # the few sizes that there are, each for itself
         if self.world > 1 and not config.sharded:
             ids = [self.device.index] if self.device.type == "cuda" else None
             model = nn.parallel.DistributedDataParallel(model, device_ids=ids)

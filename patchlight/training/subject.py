@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from patchlight.config import JsonConfig, PreprocessConfig, Size, SubjectHeat, check_types, require, require_within
+from patchlight.config import PreprocessConfig, Size, SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.explain.probes import largest_region
 from patchlight.images.augment import cut_parts, normalise, vary_colours
@@ -31,58 +31,14 @@ from patchlight.images.draws import Draws
 from patchlight.models.attention import Heads
 from patchlight.models.families import Model
 from patchlight.models.vit import ViT
+from patchlight.training.config import SubjectConfig, TrainConfig
 from patchlight.training.data import Batch, Dataset
 from patchlight.training.learner import Learner, as_squares
 from patchlight.training.marks import MASK_SIDE
 from patchlight.training.scenes import EMPTY, LEAST_PEAK, NAMED_FROM, Scenes, paste_subjects, stands_out, vary_scenes
 from patchlight.training.workers import in_workers
 
-if TYPE_CHECKING:  # it holds a SubjectConfig
-    from patchlight.training.config import TrainConfig
-
-
 NO_BOXES = "has no boxes; give a CSV with the columns file,label,x0,y0,x1,y1, or file,label,boxes or file,label,mask"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubjectConfig(JsonConfig):
-    """How a ViT learns where subjects are. `augment` is not used; the parts are cut as said here."""
-
-    # What the place counts for in the loss, beside the label.
-    weight: float = 3.0
-    # Pixels a side of the canvas that a photo is kept on; larger photos are made smaller.
-    canvas: int = 192
-    # The share of photos with a box of which a part is cut that holds the whole subject; of the others any part is.
-    whole: float = 0.75
-    # Of photos with several objects, the share of such parts that hold all; most of the others hold the main one.
-    together: float = 0.5
-    # What a mask counts for in what is to be found, beside the box around it. By the share of each patch that a mask
-    # covers, thin legs and tails are lost again when boxes are read from the patches: read from exact maps of 16 x 16
-    # patches, boxes around 300 masks of DUTS and CAMO overlap the true ones by 0.87 in the mean, and 0.74 around 150
-    # made ones with thin legs. By the root of that share (see `mixed_coverage`) it is 0.91 and 0.92; with 0.3 of the
-    # box it is 0.94 and 0.94, and the map still shows the subject's shape.
-    mask_share: float = 0.7
-    # Of the sides of such a part, the share that is the photo's own: subjects are mostly small in whole photos.
-    to_the_edge: float = 0.5
-    # The share of the photo's area that any part has, and its aspect.
-    area: tuple[float, float] = (0.2, 1.0)
-    aspect: tuple[float, float] = (0.5, 2.0)
-    # A subject of which less than this share is in the part is not to be named, nor found unless none of it is there.
-    visible: float = 0.35
-    # The share of photos in whose place comes one that shows nothing, mostly with a small subject pasted into it.
-    paste: float = 0.0
-    colour: float = 0.4
-    grey: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        require(self.weight > 0, f"weight={self.weight} must be more than 0")
-        require_within(self, "canvas", 16, 4096)
-        for name in ("whole", "together", "mask_share", "to_the_edge", "visible", "paste", "colour", "grey"):
-            require_within(self, name, 0, 1)
-        for name in ("area", "aspect"):
-            low, high = getattr(self, name)
-            require(0 < low <= high, f"{name}={(low, high)} must rise, from more than 0")
 
 
 class FindSubject(Learner):
@@ -95,7 +51,7 @@ class FindSubject(Learner):
     masks_SGG: Tensor
     extents_N2: Tensor
 
-    def __init__(self, vit: ViT, config: "TrainConfig", training: Dataset) -> None:
+    def __init__(self, vit: ViT, config: TrainConfig, training: Dataset) -> None:
         super().__init__()
         if config.subject is None:
             raise PatchlightError("finding subjects needs its settings: TrainConfig(subject=SubjectConfig(), ...)")
@@ -443,7 +399,7 @@ class SubjectEvaluation:
 
 
 def evaluate_subjects(
-    model: ViT, heat: SubjectHeat, photos: Dataset, config: "TrainConfig", device: torch.device, batch_size: int = 256
+    model: ViT, heat: SubjectHeat, photos: Dataset, config: TrainConfig, device: torch.device, batch_size: int = 256
 ) -> SubjectEvaluation:
     """How well the model names and finds what is on whole photos (on canvases)."""
     assert photos.images_NCHW is not None

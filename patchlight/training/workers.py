@@ -103,7 +103,7 @@ class _Task:
 
 def _start_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal
-    if hasattr(signal, "sigwaitinfo"):
+    if hasattr(signal, "sigwaitinfo"):  # macOS has none
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_when_parent_says, daemon=True).start()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it

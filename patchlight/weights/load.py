@@ -13,11 +13,12 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig, check_names
+from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
 from patchlight.images.decode import Photo, listed
 from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, Transform, counted_channels
+from patchlight.json_config import check_names
 from patchlight.models.families import Model, make_model
 from patchlight.models.resampling import resample
 from patchlight.models.stems import resize_projection

@@ -15,8 +15,8 @@ from models_at_random import randomize
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
-from patchlight.training.config import DataConfig, TrainConfig
-from patchlight.training.mae import Mae, MaeConfig, load_hf_mae
+from patchlight.training.config import DataConfig, MaeConfig, TrainConfig
+from patchlight.training.mae import Mae, load_hf_mae
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "hf_mae.safetensors"
 

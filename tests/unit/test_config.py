@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.config import ViTConfig, field_names, parse_values
+from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import VIT_SIZES, ConvNeXtConfig, SwinConfig, variant
+from patchlight.json_config import field_names, parse_values
 from patchlight.other_names import OTHER_NAMES
 
 

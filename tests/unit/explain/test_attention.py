@@ -236,6 +236,35 @@ def test_gradients_flow_only_when_asked_for() -> None:
     assert gradient.abs().sum() > 0
 
 
+# Dynamo of torch 2.11 asks an activation for its gradient, and warns itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    ("position", "how"), [("learned", "whole"), ("relative_bias", "by blocks"), ("rope_mixed", "attention too")]
+)
+def test_gradients_of_a_compiled_model_are_those_of_the_plain_one(position: str, how: str) -> None:
+    """Through rows, values and tokens at once: what is looked at leaves the graph beside what the blocks answer."""
+    torch.compiler.reset()
+    model, image = tiny_vit(position=position, qk_norm=True, num_registers=1), torch.randn(2, 3, 24, 40)
+
+    def gradients(looked_at: Any, look: Any) -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        maps = look(looked_at, image, [0, -1], "all", values=True, differentiable=True)
+        loss = maps.weights[..., 3].square().sum() + maps.values.square().mean() + maps.tokens[:, 0].sum()
+        loss.backward()
+        return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+    expected = gradients(model, attention)
+    look = torch.compile(attention, backend="aot_eager") if how == "attention too" else attention
+    if how == "by blocks":
+        for block in model.blocks:
+            block.compile(dynamic=False, backend="aot_eager")
+    found = gradients(torch.compile(model) if how == "whole" else model, look)
+    assert found.keys() == expected.keys()
+    assert "blocks.2.attn.qkv.weight" in found
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+
+
 @pytest.mark.parametrize("position", POSITIONS)
 def test_compiled_as_one_graph(position: str) -> None:
     torch.compiler.reset()

@@ -11,9 +11,9 @@ from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.training.collapse import Signs, diagnose, effective_rank, entropy
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, DinoConfig, OptimConfig, TrainConfig
 from patchlight.training.data import Batch, places
-from patchlight.training.dino import Dino, DinoConfig
+from patchlight.training.dino import Dino
 from patchlight.training.optim import learning_rate, make_optimizer
 from patchlight.training.processes import Processes
 from patchlight.training.step import Step

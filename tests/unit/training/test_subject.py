@@ -15,10 +15,10 @@ from patchlight.errors import PatchlightError
 from patchlight.images.augment import cut_parts
 from patchlight.images.draws import Draws
 from patchlight.signals import Stopped
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
+from patchlight.training.config import DataConfig, OptimConfig, SubjectConfig, TrainConfig
 from patchlight.training.loop import train
 from patchlight.training.sources import open_dataset
-from patchlight.training.subject import SubjectConfig, box_within, choose_parts, coverage, on_canvases, place_loss
+from patchlight.training.subject import box_within, choose_parts, coverage, on_canvases, place_loss
 from patchlight.weights.load import load
 
 SIDE = 48

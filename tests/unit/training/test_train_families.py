@@ -18,17 +18,22 @@ from patchlight.models.families import make_model
 from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
 from patchlight.training.checkpoint import fingerprint
-from patchlight.training.config import DataConfig, DistillConfig, OptimConfig, TrainConfig
-from patchlight.training.dino import DinoConfig
+from patchlight.training.config import (
+    DataConfig,
+    DinoConfig,
+    DistillConfig,
+    MaeConfig,
+    OptimConfig,
+    SubjectConfig,
+    TrainConfig,
+)
 from patchlight.training.features import evaluate_features
 from patchlight.training.finetune import choose_recipe, in_words
 from patchlight.training.loop import StepProgress, train
-from patchlight.training.mae import MaeConfig
 from patchlight.training.objective import Classification
 from patchlight.training.optim import make_optimizer
 from patchlight.training.processes import find_processes
 from patchlight.training.sources import open_dataset
-from patchlight.training.subject import SubjectConfig
 from patchlight.weights.load import load
 from staged_models import TINY_CONVNEXT, TINY_SWIN, tiny_convnext, tiny_swin
 

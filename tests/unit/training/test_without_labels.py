@@ -19,10 +19,10 @@ from patchlight.images.augment import AugmentConfig
 from patchlight.models.vit import ViT
 from patchlight.reporting import Reporter
 from patchlight.signals import Stopped
-from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.training.dino import Dino, DinoConfig
+from patchlight.training.config import DataConfig, DinoConfig, MaeConfig, OptimConfig, TrainConfig
+from patchlight.training.dino import Dino
 from patchlight.training.loop import train
-from patchlight.training.mae import Mae, MaeConfig
+from patchlight.training.mae import Mae
 from patchlight.training.processes import Processes
 from patchlight.training.sources import UNLABELLED, open_dataset
 from patchlight.weights.load import load
