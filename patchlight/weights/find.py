@@ -73,4 +73,8 @@ def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         read_json(folder / name) if (folder / name).exists() else {}
         for name in ("config.json", "preprocessor_config.json")
     )
+    if "architecture" in config and not {"pretrained_cfg", "model_args", "patchlight"} & set(config):
+        # timm's first form, in which pretrained_cfg was not a part of the file but all of it
+        flat = {{"labels": "label_names"}.get(name, name): value for name, value in config.items()}
+        config["pretrained_cfg"] = {name: flat[name] for name in flat if name not in ("architecture", "num_features")}
     return config, preprocessor

@@ -5,8 +5,10 @@ PretrainedCfg. A key that they get in a later version is tried, too.
 """
 
 import dataclasses
+import inspect
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -152,6 +154,7 @@ def usual(kind: str) -> dict[str, Any]:
 def test_every_key_of_transformers(kind: str, crop: bool) -> None:
     values = usual(kind) | ({"do_center_crop": True, "crop_size": 24} if crop and kind != "ConvNext" else {})
     keys = {*reference_class(kind).valid_kwargs.__annotations__, *values, FUTURE}
+    keys |= set(re.findall(r'"(\w+)" in kwargs', inspect.getsource(reference_class(kind))))
     keys |= TRANSFORMERS_REFUSED | TRANSFORMERS_HARMLESS | set(PROCESSORS[kind])
     outcomes = {"equal": set[str](), "refused": set[str](), "not theirs": set[str]()}
     for key, flipped in flips(values, keys - {"image_processor_type"}):

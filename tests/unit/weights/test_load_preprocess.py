@@ -66,6 +66,19 @@ def test_a_size_of_transformers_is_kept_and_said(tmp_path: Path) -> None:
     assert not [note for note in loaded.notes if "prepared" in note]
 
 
+def test_timms_first_form_of_a_config(tmp_path: Path) -> None:
+    model = tiny_vit(width=192, num_heads=3)  # timm's own heads of vit_tiny
+    folder = without_our_part(save(model, tmp_path / "m", layout="timm", labels=list("abcde")))
+    values = json.loads((folder / "config.json").read_text())
+    old = values["pretrained_cfg"] | {"architecture": "vit_tiny_patch16_224", "num_features": 192}
+    old |= {"interpolation": "bilinear", "labels": list("abcde")}
+    (folder / "config.json").write_text(json.dumps(old))
+    loaded = load(folder)
+    assert loaded.preprocess.config.interpolation == "bilinear"
+    assert loaded.labels == tuple("abcde")
+    assert not [note for note in loaded.notes if "passed over" in note or "preprocessing" in note]
+
+
 @pytest.mark.parametrize("layout", ["timm", "transformers"])
 def test_keys_that_are_not_known_are_said(layout: Any, tmp_path: Path) -> None:
     folder = without_our_part(save(tiny_vit(), tmp_path / "m", layout=layout))
