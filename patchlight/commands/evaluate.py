@@ -49,7 +49,8 @@ def evaluate(
         return
     if known is not None:
         raise PatchlightError("--known goes with --knn, --linear or --attentive")
-    from patchlight.training.evaluate import check_folder, evaluate_photos, write_report
+    from patchlight.training.evaluate import evaluate_photos
+    from patchlight.training.evaluation_folder import check_folder, write_report
 
     if out is not None:
         check_folder(out)

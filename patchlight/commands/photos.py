@@ -76,7 +76,7 @@ def look(
     from rich.console import Console
     from rich.text import Text
 
-    from patchlight.looking import look as look_at
+    from patchlight.looking.look import look as look_at
     from patchlight.weights.load import load
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only

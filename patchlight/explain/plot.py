@@ -1,4 +1,4 @@
-"""Pictures of what a model does, on axes of your own or new ones; the one place that knows matplotlib.
+"""Pictures of what a model does, on axes of your own or new ones.
 
 Every function takes numpy arrays (torch tensors are welcome) and `ax=None`, and returns the axis that it drew on, so
 that it serves in a notebook. A photo is a Pillow image, what `pl.decode` gives, or (H, W, 3) uint8. Several maps that
@@ -86,7 +86,7 @@ def panels(count: int, aspect: float, figure: "Figure | None" = None, columns: i
 def draw_photo(photo: Any, ax: "Axes | None" = None, edges: Edges | None = None, title: str = "") -> "Axes":
     """A photo; pale outside the patches, where `edges` are given."""
     photo = _pixels(photo)
-    ax = _axis(ax)
+    ax = axis_or_new(ax)
     seen_HW = np.ones(photo.shape[:2], bool) if edges is None else _inside(edges, photo.shape[:2])
     ax.imshow(_paled(photo, seen_HW))
     return _bare(ax, title)
@@ -124,12 +124,12 @@ def draw_heat(
     `label` adds a colour bar that says it. `even` is what each patch has where all have the same (1 / tokens, for
     attention): it is marked there, and the scale reaches to twice as much at least, so that an even map does not glow.
     """
-    photo, heat = _pixels(photo), _array(heat)
+    photo, heat = _pixels(photo), as_array(heat)
     if heat.ndim != 2:
         raise PatchlightError(f"a heat map is (height, width), not {heat.shape}; pass one of them, such as heat[0]")
     height, width = photo.shape[:2]
     seen = _seen(heat, (height, width))
-    ax = _axis(ax)
+    ax = axis_or_new(ax)
     ax.imshow(_paled(_greyed(photo), seen))
     place = (-0.5, width - 0.5, height - 0.5, -0.5)
     vmax = _top(heat, even) if vmax is None else vmax
@@ -143,7 +143,7 @@ def draw_similarity(
     photo: Any, similarity: Any, ax: "Axes | None" = None, *, title: str = "", label: str = ""
 ) -> "Axes":
     """How alike patches are to one of them, over a photo; arrays as in `draw_heat`, 1 is the same."""
-    lowest = min(0.0, float(_finite(_array(similarity)).min()))
+    lowest = min(0.0, float(_finite(as_array(similarity)).min()))
     return draw_heat(photo, similarity, ax, vmin=lowest, vmax=1.0, cmap="viridis", title=title, label=label)
 
 
@@ -161,7 +161,7 @@ def draw_maps(
 
     K + 1 axes come back.
     """
-    photo, heats = _pixels(photo), _array(heats)
+    photo, heats = _pixels(photo), as_array(heats)
     if heats.ndim != 3 or len(heats) != len(titles):
         raise PatchlightError(
             f"{len(titles)} heat maps are ({len(titles)}, height, width), not {heats.shape}; take the other axes off, "
@@ -180,7 +180,7 @@ def draw_heads(
     photo: Any, heat_A: Any, objectness_A: Any, figure: "Figure | None" = None, *, even: float | None = None
 ) -> "list[Axes]":
     """Each head's map (A, ...) over one photo, the highest objectness first; `even` as in draw_heat."""
-    heat_A, objectness_A = _array(heat_A), _array(objectness_A)
+    heat_A, objectness_A = as_array(heat_A), as_array(objectness_A)
     if objectness_A.shape != heat_A.shape[:1]:
         raise PatchlightError(f"maps {heat_A.shape} need one objectness a head, not {objectness_A.shape}")
     order = np.argsort(-objectness_A, kind="stable")
@@ -204,15 +204,15 @@ def draw_attention_distance(
 
     `even` is how far a head looks that attends to all patches alike.
     """
-    distance_LA = _array(distance_LA)
-    ax, places = _axis(ax), np.asarray(range(len(distance_LA)) if layers is None else layers)
+    distance_LA = as_array(distance_LA)
+    ax, places = axis_or_new(ax), np.asarray(range(len(distance_LA)) if layers is None else layers)
     x = np.repeat(places, distance_LA.shape[1])
     ax.plot(places, distance_LA.mean(1), color="#21918c", linewidth=1.4, zorder=1, label="mean of the heads")
     ax.scatter(x, distance_LA.ravel(), s=20, color="#440154", alpha=0.6, linewidths=0, zorder=2, label="a head")
     if even is not None:
         ax.axhline(even, color="#888888", linewidth=0.9, linestyle=(0, (5, 4)), zorder=0, label="even attention")
     ax.set_ylim(0, max(float(distance_LA.max()), even or 0) * 1.12 or 1)
-    _label(ax, "block", "mean attention distance (pixels)")
+    label_axes(ax, "block", "mean attention distance (pixels)")
     _count_along(ax, places)
     ax.legend(frameon=False, fontsize=TEXT, labelcolor=INK, loc="lower right")
     return ax
@@ -225,7 +225,7 @@ def draw_position_similarity(
 
     A larger grid than `most` is thinned out evenly.
     """
-    similarity = _array(similarity_hwhw)
+    similarity = as_array(similarity_hwhw)
     grid: tuple[int, int] = similarity.shape[:2]
     ys, xs = (np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)) for count in grid)
     gap = max(1, max(grid) // 10)
@@ -235,12 +235,12 @@ def draw_position_similarity(
         for column, x in enumerate(xs):
             top, left = row * step[0], column * step[1]
             montage[top : top + grid[0], left : left + grid[1]] = similarity[y, x]
-    ax = _axis(ax, WIDTH * 0.8, WIDTH * 0.7 * montage.shape[0] / montage.shape[1])
+    ax = axis_or_new(ax, WIDTH * 0.8, WIDTH * 0.7 * montage.shape[0] / montage.shape[1])
     lowest, highest = min(0.0, float(similarity.min())), float(similarity.max())
     ax.imshow(montage, cmap="viridis", vmin=lowest, vmax=highest, interpolation="nearest")
     ax.set_xticks(np.arange(len(xs)) * step[1] + (grid[1] - 1) / 2, [str(x) for x in xs])
     ax.set_yticks(np.arange(len(ys)) * step[0] + (grid[0] - 1) / 2, [str(y) for y in ys])
-    _label(ax, "column of the patch", "row of the patch")
+    label_axes(ax, "column of the patch", "row of the patch")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     add_scale([ax], label, location="right")
@@ -251,14 +251,14 @@ def draw_norms(
     norms_hw: Any, outliers_hw: Any = None, ax: "Axes | None" = None, edges: Edges | None = None, title: str = ""
 ) -> "Axes":
     """How long each patch's token is (h, w), on a scale that starts at the shortest; `outliers_hw` are framed."""
-    norms = _array(norms_hw)
-    ax, fresh = _axis(ax), edges is None
+    norms = as_array(norms_hw)
+    ax, fresh = axis_or_new(ax), edges is None
     edges = edges or even_edges(norms.shape, norms.shape)
     ys, xs = (np.asarray(along) - 0.5 for along in edges)
     lowest, highest = float(_finite(norms).min()), float(_finite(norms).max())
     ax.pcolormesh(xs, ys, norms, cmap="cividis", vmin=lowest, vmax=highest if highest > lowest else lowest + 1)
     if outliers_hw is not None:
-        for patch in np.argwhere(_array(outliers_hw).astype(bool)):
+        for patch in np.argwhere(as_array(outliers_hw).astype(bool)):
             mark_patch(ax, edges, patch, colour=MARK)
     if fresh:
         ax.set_aspect("equal")
@@ -268,8 +268,8 @@ def draw_norms(
 
 def draw_shares(shares: Mapping[str, Any], ax: "Axes | None" = None) -> "Axes":
     """Which kinds of tokens each layer's attention goes to, stacked: {kind: (L,)}; kinds without any are left out."""
-    ax = _axis(ax)
-    drawn = {kind: _array(share) for kind, share in shares.items()}
+    ax = axis_or_new(ax)
+    drawn = {kind: as_array(share) for kind, share in shares.items()}
     depth = len(next(iter(drawn.values())))
     base, places = np.zeros(depth), np.arange(depth)
     for kind, share_L in drawn.items():
@@ -277,9 +277,9 @@ def draw_shares(shares: Mapping[str, Any], ax: "Axes | None" = None) -> "Axes":
             ax.bar(places, share_L, bottom=base, width=0.8, color=KINDS.get(kind, "#888888"), label=kind)
             base = base + share_L
     ax.set_ylim(0, 1)
-    _label(ax, "block", "share of attention")
+    label_axes(ax, "block", "share of attention")
     _count_along(ax, places)
-    _in_percent(ax.yaxis)
+    in_percent(ax.yaxis)
     ax.legend(
         frameon=False, fontsize=TEXT, labelcolor=INK, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2
     )
@@ -327,7 +327,7 @@ def add_scale(
     bar.outline.set_visible(False)
     bar.ax.locator_params(nbins=5)
     if percent:
-        _in_percent(bar.ax.xaxis if location == "bottom" else bar.ax.yaxis)
+        in_percent(bar.ax.xaxis if location == "bottom" else bar.ax.yaxis)
     if marks:
         # On the other side of the bar, where no number can be in the way.
         across = location == "bottom"
@@ -357,7 +357,7 @@ def view_edges(view: View, grid: Size, patch_size: tuple[float, float], drawn_si
     return ys, xs
 
 
-def _array(values: Any) -> Array:
+def as_array(values: Any) -> Array:
     if hasattr(values, "heat"):
         raise PatchlightError("these are whole AttentionMaps; pass their heat(), or one of its maps")
     if hasattr(values, "detach"):
@@ -369,7 +369,7 @@ def _array(values: Any) -> Array:
 def _pixels(photo: Any) -> Array:
     if isinstance(photo, Image.Image):
         photo = decode(photo)  # upright, and in RGB
-    photo = np.asarray(photo.image) if isinstance(photo, Decoded) else _array(photo)
+    photo = np.asarray(photo.image) if isinstance(photo, Decoded) else as_array(photo)
     if photo.ndim != 3 or photo.shape[2] != 3 or photo.dtype != np.uint8:
         raise PatchlightError(
             f"a photo to draw on is (height, width, 3) uint8, not {photo.shape} {photo.dtype}; convert it, or pass a "
@@ -390,7 +390,7 @@ def _seen(heat: Array, size: Size) -> Array:
     return np.ones(size, bool)
 
 
-def _axis(ax: "Axes | None", width: float = WIDTH, height: float = 3.6) -> "Axes":
+def axis_or_new(ax: "Axes | None", width: float = WIDTH, height: float = 3.6) -> "Axes":
     if ax is not None and not hasattr(ax, "imshow"):
         raise PatchlightError(
             f"ax={ax!r:.60} is not an axis; pass figure.add_subplot(), one of your axes, or leave it out"
@@ -470,7 +470,7 @@ def _bare(ax: "Axes", title: str) -> "Axes":
     return ax
 
 
-def _label(ax: "Axes", across: str, up: str) -> None:
+def label_axes(ax: "Axes", across: str, up: str) -> None:
     ax.set_xlabel(across, fontsize=TEXT, color=INK)
     ax.set_ylabel(up, fontsize=TEXT, color=INK)
     ax.tick_params(labelsize=SMALL, labelcolor=INK, color=INK, length=2.5)
@@ -484,7 +484,7 @@ def _count_along(ax: "Axes", places: Array) -> None:
     ax.set_xlim(places[0] - 0.6, places[-1] + 0.6)
 
 
-def _in_percent(axis: Any) -> None:
+def in_percent(axis: Any) -> None:
     axis.set_major_formatter(lambda share, _: _as_percent(share))
 
 
@@ -492,149 +492,12 @@ def _as_percent(share: float) -> str:
     return f"{100 * share:.3g}%"
 
 
-def draw_confusion(matrix_KK: Any, classes: Sequence[str], ax: "Axes | None" = None) -> "Axes":
-    """What photos of each class (rows) were taken for (columns), as shares of the row; a row without photos is blank.
-
-    Few classes have their numbers written in, in percent, and of many only some have names. The colours grow with the
-    root of the share, so that rare confusions are seen beside the diagonal.
-    """
-    ax = _axis(ax, WIDTH, WIDTH * 0.86)
-    from matplotlib.colors import PowerNorm  # if it is missing, a new axis has said so
-
-    matrix = _array(matrix_KK).astype(np.float64)
-    count = len(matrix)
-    photos_K = matrix.sum(1, keepdims=True)
-    shares = np.divide(matrix, photos_K, out=np.full_like(matrix, np.nan), where=photos_K > 0)
-    ax.imshow(shares, cmap="BuPu", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    if count <= 12:
-        for row, column in np.argwhere(np.round(100 * np.nan_to_num(shares)) >= 1):
-            share = shares[row, column]
-            colour = "white" if share > 0.3 else INK
-            ax.text(column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
-    named = range(0, count, math.ceil(count / 40))
-    names = [_short_name(classes[k]) for k in named]
-    size = SMALL if count <= 20 else SMALL - 2
-    _label(ax, "taken for", "class")
-    ax.set_xticks(named, names, rotation=90, fontsize=size, parse_math=False)
-    ax.set_yticks(named, names, fontsize=size, parse_math=False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0 if count <= 40 else 2.5)
-    add_scale([ax], "share of the class's photos", location="right", percent=True)
-    return ax
-
-
-def draw_calibration(
-    bins: Sequence[Mapping[str, Any]], ax: "Axes | None" = None, *, scaled: Sequence[Mapping[str, Any]] | None = None
-) -> "Axes":
-    """How often answers of each confidence are right; on the dashed line confidence can be taken at its word.
-
-    A bin has `low`, `high`, `photos`, `confidence` and `accuracy`, as in evaluation.json; `scaled` are those with a
-    temperature, drawn beside them.
-    """
-    ax = _axis(ax, WIDTH * 0.75, WIDTH * 0.62)
-    total = max(1, sum(each["photos"] for each in bins))
-    heights = [each["photos"] / total for each in bins]
-    widths = [each["high"] - each["low"] for each in bins]
-    edges = [each["low"] for each in bins]
-    ax.bar(edges, heights, widths, align="edge", color="#dcdcdc", edgecolor="white", label="share of the photos")
-    ax.plot([0, 1], [0, 1], color="#888888", linewidth=1, linestyle=(0, (4, 3)), label="what it should be")
-    for table, colour, label in ((bins, "#440154", "accuracy"), (scaled, "#21918c", "accuracy with the temperature")):
-        filled = [each for each in table or () if each["photos"]]
-        if filled:
-            x, y = ([each[key] for each in filled] for key in ("confidence", "accuracy"))
-            ax.plot(x, y, color=colour, linewidth=1, label=label)
-            # A bin of a few photos is a small dot: its accuracy says little.
-            ax.scatter(
-                x,
-                y,
-                [6 + 150 * each["photos"] / total for each in filled],
-                color=colour,
-                linewidths=0,
-                zorder=3,
-                clip_on=False,
-            )
-    ax.set(xlim=(0, 1), ylim=(0, 1.02))
-    _label(ax, "confidence of the answer", "accuracy")
-    for axis in (ax.xaxis, ax.yaxis):
-        _in_percent(axis)
-    ax.legend(
-        frameon=False,
-        fontsize=SMALL,
-        labelcolor=INK,
-        ncols=2,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        handlelength=1.6,
-    )
-    return ax
-
-
-def draw_curves(metrics: Sequence[Mapping[str, Any]], figure: "Figure | None" = None) -> "list[Axes]":
-    """The course of a training run against its epochs: the loss, and beside it the accuracy on validation photos.
-
-    Each of `metrics` has `step`, `epoch` and some of `loss`, `validation_accuracy` and `accuracy`; where none has a
-    `validation_accuracy`, `accuracy` is that, and otherwise that on training photos. Where no line has either, as of
-    photos without labels, what else tells of the learning stands in its place (`explained`, `feature_rank`), or
-    nothing. Of lines for one step the last counts, as after a run was taken up again.
-    """
-    figure = new_figure(WIDTH, 2.7) if figure is None else figure
-    judged = not metrics or any("accuracy" in row or "validation_accuracy" in row for row in metrics)
-    other = next((key for key in _WITHOUT_LABELS if any(key in row for row in metrics)), None)
-    panels = 2 if judged or other else 1
-    left = figure.add_subplot(1, panels, 1)
-    _draw_course(left, metrics, "loss", "#440154")
-    _label(left, "epoch", "training loss")
-    if panels == 1:
-        return [left]
-    right = figure.add_subplot(1, 2, 2)
-    if not judged and other is not None:
-        _draw_course(right, metrics, other, "#21918c")
-        _label(right, "epoch", _WITHOUT_LABELS[other])
-        return [left, right]
-
-    both = any(row.get("validation_accuracy") is not None for row in metrics)
-    for key, colour, label in (("accuracy", "#999999", "training"), ("validation_accuracy", "#21918c", "validation")):
-        if key == "accuracy" and not both:
-            continue
-        epochs, shares = _course(metrics, key if both else "accuracy")
-        marker = "o" if len(shares) <= 30 else None
-        right.plot(epochs, shares, color=colour, linewidth=1.4, marker=marker, markersize=3, label=label,
-                   clip_on=False)  # fmt: skip
-    if len(shares) and np.isfinite(shares).any():
-        best, title = int(np.nanargmax(shares)), f"{100 * shares[-1]:.2f}% at the end"
-        if shares[best] != shares[-1]:
-            title += f", best {100 * shares[best]:.2f}% at epoch {epochs[best]:.4g}"
-        right.set_title(title, fontsize=TEXT, color=INK, pad=4)
-    _label(right, "epoch", "accuracy" if both else "validation accuracy")
-    low, high = right.get_ylim()
-    right.set_ylim(max(low, 0.0), min(high, 1.0))  # nothing is named right more often than always
-    _in_percent(right.yaxis)
-    if both:
-        right.legend(frameon=False, fontsize=SMALL, labelcolor=INK, loc="lower right")
-    return [left, right]
-
-
-_WITHOUT_LABELS = {
-    "explained": "share of the hidden pixels' variance explained",
-    "feature_rank": "directions that the features use",
-}
-"""What tells of the learning where there are no labels, the first that there is."""
-
-
-def _draw_course(ax: "Axes", metrics: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
-    epochs, values = _course(metrics, key)
-    smooth = _smoothed(values)
-    if smooth is not values:
-        ax.plot(epochs, values, color=colour, linewidth=0.8, alpha=0.3)
-    ax.plot(epochs, smooth, color=colour, linewidth=1.4)
-
-
 def draw_growth(
     costs: Mapping[str, Mapping[int, float]], ax: "Axes | None" = None, label: str = "GMACs for one image"
 ) -> "Axes":
     """How a cost of several models grows with the image: for each, {pixels a side: cost}. Both axes are logarithmic, so
     that a straight line is a power: a grey one shows growth in proportion to the pixels."""
-    ax = _axis(ax)
+    ax = axis_or_new(ax)
     ax.set_xscale("log")
     ax.set_yscale("log")
     colours = ["#440154", "#3b528b", "#21918c", "#7ad151", MARK, "#f89540", "#888888"]
@@ -653,34 +516,5 @@ def draw_growth(
         ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK)
     ax.set_xticks([], minor=True)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    _label(ax, "image (pixels a side)", label)
+    label_axes(ax, "image (pixels a side)", label)
     return ax
-
-
-def _course(metrics: Sequence[Mapping[str, Any]], key: str) -> tuple[Array, Array]:
-    """The epochs and the values of the lines that have one, in the order of the steps; NaN where it is not a number."""
-    rows = {row["step"]: (row["epoch"], row[key]) for row in metrics if key in row}
-    points = [rows[step] for step in sorted(rows)]
-    return np.array([epoch for epoch, _ in points], float), np.array([value for _, value in points], float)
-
-
-def _smoothed(values: Array) -> Array:
-    """The mean of the neighbours, for curves of so many points that their noise would hide their course."""
-    reach = len(values) // 50
-    if reach < 2:
-        return values
-    places, finite = np.arange(len(values)), np.isfinite(values)
-    sums, counts = (np.cumsum(np.concatenate([[0], each])) for each in (np.where(finite, values, 0.0), finite))
-    ends, starts = np.minimum(places + reach + 1, len(values)), np.maximum(places - reach, 0)
-    known = counts[ends] - counts[starts]
-    return np.divide(sums[ends] - sums[starts], known, out=np.full(len(values), np.nan), where=known > 0)
-
-
-def _short_name(name: str, most: int = 22) -> str:
-    """A name as it fits beside a picture, a box for each letter that the font does not have."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    letters = get_font(findfont(FontProperties())).get_charmap()
-    name = " ".join(name.split())
-    shown = "".join(letter if ord(letter) in letters and letter.isprintable() else "\u25a1" for letter in name)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}\u2026"

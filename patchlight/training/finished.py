@@ -8,6 +8,7 @@ from patchlight.explain import plot
 from patchlight.files import replacing
 from patchlight.models.families import Model
 from patchlight.training.card import training_card
+from patchlight.training.charts import draw_curves
 from patchlight.training.data import Dataset
 from patchlight.training.learner import Learner, Result
 from patchlight.training.run_folder import RunFolder
@@ -42,7 +43,7 @@ def save_finished(
     card = training_card(config, training.classes, summary, seconds, hardware, notes)
     folder.replace("README.md", card.encode())
     try:
-        curves = plot.to_png(plot.draw_curves(rows)[0])
+        curves = plot.to_png(draw_curves(rows)[0])
     except PatchlightError:
         return  # no matplotlib: the numbers are in metrics.jsonl
     folder.replace("curves.png", curves)

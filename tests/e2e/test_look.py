@@ -9,7 +9,7 @@ from PIL import Image
 
 from command_line import patchlight
 from models_at_random import tiny_vit
-from patchlight.explain.page import TEXTS
+from patchlight.looking.page import TEXTS
 from patchlight.weights.save import save
 
 

@@ -16,7 +16,7 @@ import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
 from patchlight.images.decode import Photo
-from patchlight.looking import look
+from patchlight.looking.look import look
 from patchlight.weights.save import save
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -108,7 +108,7 @@ def test_several_photos_give_a_list(name: str, forms: dict[str, Any], loaded: pl
 def test_a_page_is_made_of_every_form(
     forms: dict[str, Any], loaded: pl.Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("patchlight.looking._draw", lambda loaded, scene, blocks: iter(()))
+    monkeypatch.setattr("patchlight.looking.look._draw", lambda loaded, scene, blocks: iter(()))
     facts = [[fact for fact in look(photo, loaded).facts if fact[0] != "time"] for photo in forms.values()]
     assert all(each == facts[0] for each in facts)
 

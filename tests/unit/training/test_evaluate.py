@@ -23,11 +23,10 @@ from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
 from patchlight.reporting import Progress, Reporter
-from patchlight.training import evaluate as evaluate_module
+from patchlight.training import evaluation_folder
 from patchlight.training.evaluate import (
     TEMPERATURES,
     Evaluation,
-    _confusion_of_classes_with_photos,
     evaluate,
     match_classes,
 )
@@ -416,7 +415,7 @@ def test_a_full_disk_costs_neither_the_figures_nor_the_folder(
         before = {path.name: path.stat().st_mtime_ns for path in Path("made").glob("*")}
         assert bool(before) == earlier
         with monkeypatch.context() as patch:
-            patch.setattr(evaluate_module, "replacing", full)
+            patch.setattr(evaluation_folder, "replacing", full)
             assert command(*arguments, monkeypatch=patch) == 2
         printed = capsys.readouterr()
         assert printed.out.startswith("accuracy ")
@@ -533,8 +532,8 @@ def test_mistakes_of_the_user_are_one_line(
 
 def test_of_many_classes_the_picture_shows_those_with_photos() -> None:
     result = evaluated(np.eye(9)[[2, 2, 7, 4, 8]], np.array([2, 4, 7, 4, 2]))
-    matrix, names = _confusion_of_classes_with_photos(result)
+    matrix, names = evaluation_folder._confusion_of_classes_with_photos(result)
     assert names == ["c", "e", "h", "(any other)"]
     assert matrix.tolist() == [[1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
-    same, names = _confusion_of_classes_with_photos(evaluated(np.eye(2), np.array([0, 1])))
+    same, names = evaluation_folder._confusion_of_classes_with_photos(evaluated(np.eye(2), np.array([0, 1])))
     assert (same.tolist(), names) == ([[1, 0], [0, 1]], ["a", "b"])

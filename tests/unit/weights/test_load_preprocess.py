@@ -12,7 +12,7 @@ from PIL import Image
 import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.batch.runner import crop_photos
-from patchlight.looking import look
+from patchlight.looking.look import look
 from patchlight.training.evaluate import evaluate_photos
 from patchlight.training.features import evaluate_features
 from patchlight.weights.load import load

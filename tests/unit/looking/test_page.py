@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from patchlight.errors import PatchlightError
-from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
+from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 
 
 def png(shade: int = 0, size: tuple[int, int] = (30, 20)) -> bytes:

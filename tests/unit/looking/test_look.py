@@ -14,15 +14,15 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from models_at_random import tiny_vit
-from patchlight import looking
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot, probes
 from patchlight.explain.attention import attention, heat_on_photo
-from patchlight.explain.page import TEXTS
 from patchlight.explain.rollout import attribution, rollout
 from patchlight.images.decode import ImageError
-from patchlight.looking import look
+from patchlight.looking import look as looking
+from patchlight.looking.look import look
+from patchlight.looking.page import TEXTS
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 

@@ -22,9 +22,9 @@ from patchlight.explain.attention import (
     resolve_layers,
     resolve_queries,
 )
-from patchlight.explain.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
 from patchlight.images.decode import Decoded, Photo, decode
+from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.weights.convert import PROJECTIONS
