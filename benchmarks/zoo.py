@@ -1,4 +1,4 @@
-"""What `load` makes of every model that timm has: the same as timm, refused by name, or wrong.
+"""What `load` makes of every model that timm has and of transformers' vision models: the same, refused, or wrong.
 
     nice python benchmarks/zoo.py                                # everything
     nice python benchmarks/zoo.py --only 'vit_small*' 'swin_*' --jobs 2 --rows
@@ -9,6 +9,7 @@ a one, and it is written down in the ways that models come in:
 
     timm-folder   config.json and model.safetensors, as timm writes them for the hub
     timm-file     the tensors alone, without a name
+    transformers  config.json and model.safetensors, as `save_pretrained` writes them
 
 `equal`: tokens and logits (and of a folder the prepared photo) are those of the library, to 1e-4 of the largest.
 `refused`: one line that says why. `unclear`: a refusal that only lists tensors which do not fit, of a family that we
@@ -47,6 +48,7 @@ import patchlight as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import oracles
+import transformers_models
 from models_at_random import distance, redraw, some_image
 
 TOLERANCE = 1e-4
@@ -232,8 +234,95 @@ def _try_timm_in(
         return [judge(origin, name, family, *ways[origin]) for origin in origins]
 
 
+# transformers
+
+TRANSFORMERS_TASKS = (
+    "IMAGE",
+    "IMAGE_CLASSIFICATION",
+    "MASKED_IMAGE_MODELING",
+    "BACKBONE",
+    "SEMANTIC_SEGMENTATION",
+    "IMAGE_SEGMENTATION",
+    "INSTANCE_SEGMENTATION",
+    "UNIVERSAL_SEGMENTATION",
+    "OBJECT_DETECTION",
+    "ZERO_SHOT_OBJECT_DETECTION",
+    "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "DEPTH_ESTIMATION",
+    "VIDEO_CLASSIFICATION",
+    "KEYPOINT_DETECTION",
+    "MASK_GENERATION",
+    "IMAGE_TO_IMAGE",
+    "IMAGE_MATTING",
+)
+"""What photos and videos are put to, as transformers' Auto classes call it."""
+
+CLAIMED = {str(made): made for made in transformers_models.CLAIMED}
+
+
+def transformers_names() -> list[str]:
+    """The classes that we claim, some of them in several forms, and every other that takes photos."""
+    library = oracles.transformers()
+    auto = library.models.auto.modeling_auto
+    names = {name for name in dir(library) if name.endswith(("VisionModel", "VisionModelWithProjection", "ImageModel"))}
+    for task in TRANSFORMERS_TASKS:
+        for classes in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+            names |= {classes} if isinstance(classes, str) else set(classes)
+    return [*CLAIMED, *sorted(names - {made.name for made in CLAIMED.values()})]
+
+
+def try_transformers(name: str, origins: Sequence[str], options: Options) -> list[Outcome]:
+    """`options` change nothing: the models are tiny, since their configs, other than timm's names, fix no size."""
+    library = oracles.transformers()
+    library.logging.set_verbosity_error()
+    library.logging.disable_progress_bar()
+    family = CLAIMED[name].config.removesuffix("Config") if name in CLAIMED else OTHERS
+    with tempfile.TemporaryDirectory(dir=_room()) as place:
+        try:
+            model = transformers_models.make(CLAIMED[name]) if name in CLAIMED else _other_of_transformers(name)
+            redraw(model)
+            model.save_pretrained(place)
+        except Exception as error:
+            said = f"transformers cannot make it: {type(error).__name__} {error}".splitlines()[0][:120]
+            return [Outcome(origin, name, family, "left out", said) for origin in origins]
+
+        def compare(loaded: Any) -> dict[str, float]:
+            image = some_image(transformers_models.image_size(model))
+            theirs = transformers_models.theirs(model, image)
+            ours = transformers_models.ours(model, loaded, image)
+            return {what: distance(ours[what], theirs[what]) for what in theirs}
+
+        return [judge(origin, name, family, partial(pl.load, place), compare) for origin in origins]
+
+
+def _other_of_transformers(name: str) -> nn.Module:
+    """With two layers in each part, where that can be."""
+    kind = getattr(oracles.transformers(), name)
+    try:
+        return _made(kind, _with_few_layers(kind.config_class()))
+    except Exception:  # where other settings count layers, too
+        return _made(kind, kind.config_class())
+
+
+def _with_few_layers(config: Any) -> Any:
+    for part in (config, *(value for value in vars(config).values() if hasattr(value, "to_dict"))):
+        for key in ("num_hidden_layers", "encoder_layers", "decoder_layers", "depth"):
+            if isinstance(getattr(part, key, None), int):
+                setattr(part, key, min(2, getattr(part, key)))
+    return config
+
+
+def _made(kind: Any, config: Any) -> nn.Module:
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in kind(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size / 1e6:.0f} million parameters")
+    return kind(config).eval()
+
+
 LIBRARIES: dict[str, Library] = {
     "timm": Library(("timm-folder", "timm-file"), timm_names, try_timm),
+    "transformers": Library(("transformers",), transformers_names, try_transformers),
 }
 """Another library is one more row: what its forms are called, which models it has, and what becomes of one of them."""
 

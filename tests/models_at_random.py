@@ -43,6 +43,8 @@ def redraw(model: nn.Module, seed: int = 0) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
+        if parameter.numel() == 0:
+            continue
         drawn = torch.randn(parameter.shape, generator=generator)
         last = name.rpartition(".")[2]
         if parameter.ndim <= 1 and "bias" not in last:  # norms' weights, layer scales

@@ -1,5 +1,6 @@
 """The vision models of transformers that we claim: how to make each one tiny, and what it answers."""
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Made:
 
     @property
     def has_text(self) -> bool:
-        return self.config in ("CLIPConfig", "SiglipConfig")
+        return self.config in ("CLIPConfig", "MetaClip2Config", "SiglipConfig")
 
 
 def _all(config: str, *names: str, **settings: Any) -> list[Made]:
@@ -63,6 +64,12 @@ CLAIMED: tuple[Made, ...] = (
     *_all("IJepaConfig", "IJepaModel", "IJepaForImageClassification", **VIT_MLP),
     *_all("CLIPVisionConfig", "CLIPVisionModel", "CLIPVisionModelWithProjection", **VIT_MLP, projection_dim=20),
     *_all("CLIPConfig", "CLIPModel", "CLIPForImageClassification", **VIT_MLP),
+    *_all("ChineseCLIPVisionConfig", "ChineseCLIPVisionModel", **VIT_MLP),
+    *_all("AltCLIPVisionConfig", "AltCLIPVisionModel", **VIT_MLP),
+    *_all("CLIPSegVisionConfig", "CLIPSegVisionModel", **VIT_MLP),
+    *_all("GitVisionConfig", "GitVisionModel", **VIT_MLP),
+    *_all("MetaClip2VisionConfig", "MetaClip2VisionModel", "MetaClip2VisionModelWithProjection", **VIT_MLP),
+    *_all("MetaClip2Config", "MetaClip2ForImageClassification", **VIT_MLP),
     *_all("SiglipVisionConfig", "SiglipVisionModel", **VIT_MLP),
     *_all("SiglipConfig", "SiglipModel", "SiglipForImageClassification", **VIT_MLP),
     *_all("SwinConfig", "SwinModel", "SwinForImageClassification", "SwinBackbone", **SWIN),
@@ -85,7 +92,9 @@ def make(made: Made, **changes: Any) -> nn.Module:
 
 
 def vision_config(model: Any) -> Any:
-    return getattr(model.config, "vision_config", model.config)
+    """The part of its config that speaks of its image encoder."""
+    parts = [getattr(model.config, name, None) for name in ("vision_config", "backbone_config")]
+    return next((part for part in parts if part is not None), model.config)
 
 
 def image_size(model: Any) -> tuple[int, ...]:
@@ -93,6 +102,17 @@ def image_size(model: Any) -> tuple[int, ...]:
     config = vision_config(model)
     size = config.image_size
     return (config.num_channels, size, size) if isinstance(size, int) else (config.num_channels, *size)
+
+
+def _tokens_inside(backbone: Any, image_BCHW: Tensor) -> Tensor:
+    """What its last block gives, whatever is made of it afterwards."""
+    seen: list[Tensor] = []
+    blocks = max((module for module in backbone.modules() if isinstance(module, nn.ModuleList)), key=len)
+    hook = blocks[-1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with contextlib.suppress(IndexError, TypeError):  # of a shortened model, whose later blocks are missed
+        backbone(image_BCHW)
+    hook.remove()
+    return seen[0] if isinstance(seen[0], Tensor) else seen[0][0]
 
 
 @torch.no_grad()
@@ -104,6 +124,8 @@ def theirs(model: Any, image_BCHW: Tensor) -> dict[str, Tensor]:
             module.config.return_dict = True
     if kind.endswith("Backbone"):
         return {"patches": model(image_BCHW).feature_maps[-1]}
+    if hasattr(model, "backbone"):  # below a head for other tasks
+        return {"tokens": _tokens_inside(model.backbone, image_BCHW)}
     encoder = model if kind.startswith("DINOv3") else getattr(model, "vision_model", model.base_model)
     order = {}
     if "MAE" in kind:  # it drops patches at random, and shuffles those that it keeps; all in order make a ViT
@@ -134,6 +156,6 @@ def ours(model: Any, loaded: Any, image_BCHW: Tensor) -> dict[str, Tensor]:
         normed = getattr(model.config, "apply_layernorm", False)
         return {"patches": own.intermediates(image_BCHW, [-1], norm=normed, dense=True)[0]}
     # CLIP's tokens, unlike those of other models, are as they were before the last norm.
-    before = "CLIP" in type(model).__name__
+    before = any(name in type(model).__name__ for name in ("CLIP", "MetaClip2")) or hasattr(model, "backbone")
     tokens = own.intermediates(image_BCHW, [-1])[0] if before else own.tokens(image_BCHW)
     return {"tokens": tokens, "answers": own(image_BCHW)}

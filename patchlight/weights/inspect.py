@@ -313,7 +313,10 @@ def _conventions(told: Mapping[str, Any], found: Recognised) -> dict[str, Any]:
                 conventions["pooling"] = "mean"
         elif told["num_registers"]:
             conventions |= counted
-    return conventions | dict(found.origin.conventions)
+    conventions |= found.origin.conventions
+    if "layers.0.layer_scale1.lambda1" in found.shapes or "encoder.layer.0.layer_scale1.lambda1" in found.shapes:
+        conventions["norm_eps"] = 1e-6  # DINOv2 in transformers
+    return conventions
 
 
 def _grid(

@@ -178,10 +178,10 @@ def load(
     try:
         encoder = recognise(tensors, str(source), weights)
     except CheckpointError as error:
-        refuse_others(tensors, {}, str(source))
+        refuse_others(tensors, found.config, str(source))
         called = name_in(found.config)
         raise CheckpointError(f"{error}; config.json says {called!r}" if called else str(error)) from None
-    refuse_others((encoder.prefix + key for key in encoder.shapes), {}, str(source))
+    refuse_others((encoder.prefix + key for key in encoder.shapes), found.config, str(source))
     del tensors  # from here on, what the encoder does not need can go
     check_names(CONFIGS[encoder.origin.architecture], overrides)
     with _naming(str(source), "a tensor is not what its name promises"):

@@ -54,12 +54,18 @@ OTHERS: tuple[Other, ...] = (
     Other("a ViT with differential attention", "vit_d(wee|pwee|little)", r"\.attn\.lambda_q1$"),
     Other("a ViT with parallel branches", "vit_.*_18x2_|vit_pwee", r"\bblocks\.\d+\.attns\.\d+\.|\.attn_out_proj\."),
     Other("a hybrid on a ResNet of another kind", r"vit_\w+_resnet\d+d", r"\bpatch_embed\.backbone\.layer1\."),
+    Other("YOLOS", "yolos", r"\bembeddings\.detection_tokens$"),
+    Other("BLIP", "blip|instructblip", r"\bself_attn\.qkv\.weight$"),
     Other("AIMv2", "aimv2"),
     Other("Sapiens2", ".*sapiens2"),
     Other("DINOv3's ConvNeXt", "dinov3_convnext"),
     Other("V-JEPA", "vjepa"),
     Other("ResNet", "resnet|resnext|resnetv2|seresnet", r"(^|\.)layer1\.0\.(conv1|bn1)\.weight$"),
-    Other("EfficientNet", "efficientnet|tf_efficientnet|mobilenet", r"\bblocks\.\d+\.\d+\.conv_dw\.|\bconv_stem\."),
+    Other(
+        "EfficientNet or MobileNet",
+        "efficientnet|tf_efficientnet|mobilenet",
+        r"\bblocks\.\d+\.\d+\.conv_dw\.|\bconv_stem\.",
+    ),
 )
 
 

@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
         timm_hints=convert_swin.timm_hints,
         transformers_hints=convert_swin.transformers_hints,
         timm_names=("swin_", "swinv2_"),
-        transformers_names=("swin", "swinv2", "donut-swin", "maskformer-swin"),
+        transformers_names=("swin", "swinv2"),
     ),
     "convnext": Family(
         config=ConvNeXtConfig,
@@ -109,8 +109,8 @@ def read_staged(
     told = _settings_from_shapes(state, found, source)
     if "norm.weight" not in state:
         raise CheckpointError(
-            f"{source}: the norm after the last stage is not in it; transformers' backbones are saved like this, with "
-            "others in its place, and are not supported"
+            f"{source}: the norm after the last stage is not in it, as in what transformers calls backbones; "
+            "without it they are not supported"
         )
     why = dict.fromkeys(told, "shapes")
     conventions = _usual_eps(family) | dict(found.origin.conventions)

@@ -92,11 +92,19 @@ MODEL_TYPES: dict[str, ModelType] = {
     "dinov2": _vit(1e-6),
     "dinov2_with_registers": _vit(1e-6),
     "dinov3_vit": _vit(1e-5, 6, defaults={"rope_theta": 100.0}, position="rope2d", rope_coordinates="centred"),
-    "clip_vision_model": _vit(1e-5, act="quick_gelu"),
+    **dict.fromkeys(
+        (
+            "clip_vision_model",
+            "chinese_clip_vision_model",
+            "altclip_vision_model",
+            "clipseg_vision_model",
+            "git_vision_model",
+            "metaclip_2_vision_model",
+        ),
+        _vit(1e-5, act="quick_gelu"),
+    ),
     "siglip_vision_model": _vit(1e-6, act="gelu_pytorch_tanh", pooling="mean"),  # where no tensors pool otherwise
     "swin": ModelType(defaults=_SWIN, told={"v2": False}, only=_SWIN_ONLY),
-    "donut-swin": ModelType(defaults=_SWIN, told={"v2": False}, only=_SWIN_ONLY),
-    "maskformer-swin": ModelType(defaults=_SWIN, told={"v2": False}, only=_SWIN_ONLY),
     "swinv2": ModelType(defaults=_SWIN | {"pretrained_window_sizes": ()}, told={"v2": True}, only=_SWIN_ONLY),
     "convnext": _CONVNEXT,
     "convnextv2": _CONVNEXT,

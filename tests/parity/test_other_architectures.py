@@ -41,7 +41,7 @@ TIMM = {
     "vit_small_resnet26d_224": "a hybrid on a ResNet of another kind",
     "mixer_s32_224": "MLP-Mixer",
     "resnet18": "ResNet",
-    "efficientnet_b0": "EfficientNet",
+    "efficientnet_b0": "EfficientNet or MobileNet",
 }
 
 
@@ -69,11 +69,15 @@ def test_by_timms_tensors_alone_or_by_its_config(name: str, tmp_path: Path) -> N
         ("PvtV2", {"hidden_sizes": [8, 16, 20, 32], "depths": [1, 1, 1, 1]}, "PVT"),
         ("MobileViT", {"neck_hidden_sizes": [8] * 7, "hidden_sizes": [16, 16, 16]}, "MobileViT"),
         ("Segformer", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}, "SegFormer"),
+        ("Yolos", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "YOLOS"),
+        ("BlipVision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "BLIP"),
+        ("Blip2Vision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "BLIP"),
     ],
 )
 def test_by_what_transformers_writes(kind: str, settings: dict[str, object], name: str, tmp_path: Path) -> None:
     transformers = oracles.transformers()
-    made = getattr(transformers, f"{kind}ForImageClassification")(getattr(transformers, f"{kind}Config")(**settings))
+    classified = getattr(transformers, f"{kind}ForImageClassification", None)
+    made = (classified or getattr(transformers, f"{kind}Model"))(getattr(transformers, f"{kind}Config")(**settings))
     made.save_pretrained(tmp_path)
     for source in (tmp_path, tmp_path / "model.safetensors"):
         with pytest.raises(PatchlightError, match=f": it is {name}.*, which is not supported"):

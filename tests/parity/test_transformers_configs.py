@@ -131,7 +131,7 @@ def test_each_class(made: Made, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     if made.name in SAVED_WITHOUT_THEIR_LAST_NORM:
         with pytest.raises(
-            PatchlightError, match="the norm after the last stage is not in it; transformers' backbones"
+            PatchlightError, match="the norm after the last stage is not in it, as in what transformers"
         ):
             load(tmp_path)
         return
@@ -210,3 +210,11 @@ def test_a_model_without_its_last_norm_can_be_had_without(tmp_path: Path) -> Non
     image = some_image(image_size(model))
     own = ours(model, load(tmp_path, final_norm="none", num_heads=3), image)
     assert distance(own["tokens"], theirs(model, image)["tokens"]) < 1e-5
+
+
+def test_dinov2_without_its_config_has_its_own_eps(tmp_path: Path) -> None:
+    model = saved(KINDS["Dinov2Config"], tmp_path)
+    (tmp_path / "config.json").unlink()
+    image = some_image(image_size(model))
+    own = ours(model, load(tmp_path, num_heads=3), image)
+    assert distance(own["answers"], theirs(model, image)["answers"]) < 1e-5

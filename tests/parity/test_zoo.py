@@ -27,6 +27,14 @@ def test_each_family_is_equal_and_others_are_refused(capsys: pytest.CaptureFixtu
     assert "timm-file     others                             0         2         0         0         0" in table
 
 
+def test_models_of_transformers_too(capsys: pytest.CaptureFixture[str]) -> None:
+    oracles.transformers()
+    assert zoo.main(["--only", "DeiTForImageClassification", "YolosModel", "--origin", "transformers", "--rows"]) == 0
+    said = capsys.readouterr().out
+    assert "equal    transformers DeiTForImageClassification" in said
+    assert "it is YOLOS (config.json says 'yolos')" in said
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"norm_eps": 1e-5}, {"mlp": "quick_gelu"}, {"mlp": "gelu_tanh"}, {"num_heads": 6}, {"pooling": "mean"}],
