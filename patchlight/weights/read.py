@@ -59,10 +59,15 @@ class _NotWeights:
         pass
 
 
-# What training scripts put beside the weights: their command line, and NumPy's numbers (`"best": np.float64(81.2)`).
+# What training scripts put beside the weights: their command line, and NumPy's numbers and arrays, by what makes them.
 _BESIDE_WEIGHTS: list[Any] = [
     argparse.Namespace,
-    *((_NotWeights, f"numpy.{name}") for name in ("dtype", "core.multiarray.scalar", "_core.multiarray.scalar")),
+    *((_NotWeights, f"numpy.{name}") for name in ("dtype", "ndarray")),
+    *(
+        (_NotWeights, f"numpy.{core}.multiarray.{name}")
+        for core in ("core", "_core")
+        for name in ("scalar", "_reconstruct")
+    ),
 ]
 
 
@@ -296,6 +301,8 @@ def _flatten(content: Any, path: Path) -> dict[str, Tensor]:
             if name in tensors:
                 raise CheckpointError(f"{path}: tensor {name!r} is there twice")
             tensors[name] = value
+        elif isinstance(value, _NotWeights) and name.endswith((".weight", ".bias")):
+            raise CheckpointError(f"{path}: {name!r} is of NumPy; save it anew with torch.from_numpy of each array")
         elif isinstance(value, Mapping):
             for key, inner in value.items():
                 if isinstance(key, str) and not (depth == 0 and "optimizer" in key):

@@ -323,12 +323,22 @@ def test_json_is_an_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_zip", [True, False])
-def test_numpys_numbers_beside_the_weights_are_passed_over(as_zip: bool, tmp_path: Path) -> None:
+def test_numpys_numbers_and_arrays_beside_the_weights_are_passed_over(as_zip: bool, tmp_path: Path) -> None:
     numbers = {"best": np.float64(81.2), "half": np.float16(1), "sure": [np.bool_(True), np.bool_(True)]}
     numbers |= {"epoch": np.int64(3), "name": np.str_("vit"), "type": np.dtype("float32"), "raw": b"ab"}
+    numbers |= {"losses": np.arange(300) / 7, "confusion": np.eye(3, dtype=bool), "names": np.array(["a", None])}
     args = argparse.Namespace(lr=np.float32(1e-3))
     content = {"model": timm_state(), "args": args} | numbers
     torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=as_zip)
+    assert_equal_to_the_clean_load(load(tmp_path / "x.pth", num_heads=2))
+
+
+def test_weights_that_are_arrays_of_numpy_are_named(tmp_path: Path) -> None:
+    torch.save({"model": {key: value.numpy() for key, value in timm_state().items()}}, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"x\.pth: 'model\..*(weight|bias)' is of NumPy; save it anew"):
+        load(tmp_path / "x.pth")
+    arrays = {key: value.numpy() for key, value in timm_state().items()}
+    torch.save({key: torch.from_numpy(value) for key, value in arrays.items()}, tmp_path / "x.pth")  # the remedy
     assert_equal_to_the_clean_load(load(tmp_path / "x.pth", num_heads=2))
 
 
