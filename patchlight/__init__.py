@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from patchlight.costing import Costs as Costs
     from patchlight.costing import costs as costs
     from patchlight.errors import PatchlightError as PatchlightError
+    from patchlight.errors import PatchlightWarning as PatchlightWarning
     from patchlight.explain.attention import AttentionMaps as AttentionMaps
     from patchlight.explain.attention import attention as attention
     from patchlight.families import ConvNeXtConfig as ConvNeXtConfig
@@ -50,6 +51,7 @@ _HOMES = {
     "Loaded": "patchlight.weights.load",
     "Localization": "patchlight.localizing.detector",
     "PatchlightError": "patchlight.errors",
+    "PatchlightWarning": "patchlight.errors",
     "Prediction": "patchlight.classification",
     "PreprocessConfig": "patchlight.config",
     "Progress": "patchlight.reporting",

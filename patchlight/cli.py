@@ -4,6 +4,7 @@ import contextlib
 import io
 import signal
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from patchlight.commands.photos import classify, look, serve
 from patchlight.commands.recipes import recipes
 from patchlight.commands.share import install_default, push_to_hub
 from patchlight.commands.train import finetune, train
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.signals import Stopped, interrupt_once
 
 
@@ -76,11 +77,23 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143."""
+    """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143.
+
+    A warning of ours is one line, too.
+    """
     exit_code = 2
     interrupt_once()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
+    in_pythons_form = warnings.showwarning
+
+    def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+        if issubclass(category, PatchlightWarning):
+            typer.echo(f"patchlight: warning: {' '.join(str(message).split())}", err=True)
+        else:
+            in_pythons_form(message, category, *where, **more)
+
+    warnings.showwarning = show
     try:
         sys.exit(app(prog_name="patchlight", standalone_mode=False))
     except PatchlightError as error:

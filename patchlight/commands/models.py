@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchlight.commands.options import AsJson, Settings, Weights, parse_settings, parse_size
+from patchlight.commands.options import AsJson, Like, Settings, Weights, parse_settings, parse_size
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict, config_from_json, variant
@@ -110,6 +110,7 @@ def inspect(
     source: Annotated[str, typer.Argument(help="A file, a folder, a catalogue name, or hf:owner/name.")],
     settings: Settings = None,
     weights: Weights = None,
+    like: Like = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -118,7 +119,7 @@ def inspect(
 
     from patchlight.weights.load import load
 
-    loaded = load(source, revision=revision, weights=weights, **changes)
+    loaded = load(source, revision=revision, weights=weights, like=like, **changes)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     facts = {
         "source": source,

@@ -17,6 +17,10 @@ Weights = Annotated[
     typer.Option(help="Which of a checkpoint that has both: as trained, or averaged (as if left out)."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")]
+Like = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What a checkpoint is that does not say it: a name of timm's, or on the hub."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from patchlight.commands.options import (
     AsJson,
+    Like,
     Settings,
     Weights,
     parse_numbers,
@@ -24,6 +25,7 @@ def classify(
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     settings: Settings = None,
     weights: Weights = None,
+    like: Like = None,
     as_json: AsJson = False,
 ) -> None:
     """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
@@ -33,7 +35,7 @@ def classify(
     from patchlight.images.decode import ImageError
     from patchlight.weights.load import load
 
-    loaded = load(model, weights=weights, **changes)
+    loaded = load(model, weights=weights, like=like, **changes)
     failed = 0
     for photo in photos:
         try:
@@ -65,6 +67,7 @@ def look(
     image_size: Annotated[str | None, typer.Option(help="Pixels: 224, or 224x336 (height x width).")] = None,
     settings: Settings = None,
     weights: Weights = None,
+    like: Like = None,
 ) -> None:
     """One page with pictures of what a model did with a photo: its attention, features and positions."""
     changes = parse_settings(settings or [])
@@ -80,7 +83,7 @@ def look(
     from patchlight.weights.load import load
 
     with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
-        loaded = load(model, weights=weights, **changes)
+        loaded = load(model, weights=weights, like=like, **changes)
         folder = Path(f"look-{Path(photo).stem}{_by(model)}") if out is None else out
         look_at(
             photo,

@@ -10,10 +10,13 @@ from patchlight.families import ModelConfig, config_from_dict
 from patchlight.weights.convert import State
 from patchlight.weights.find import Found
 from patchlight.weights.groups import Groups
-from patchlight.weights.inspect import Reading, Recognised, check_config, read_config
+from patchlight.weights.inspect import Reading, Recognised, check_config, read_config, settings_from_shapes
+from patchlight.weights.named import FILE_NAME
 from patchlight.weights.preprocessing import from_timm, from_transformers, unknown_to_timm, unknown_to_transformers
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.staged import check_staged, hints_of, read_staged
+from patchlight.weights.staged import settings_from_shapes as staged_from_shapes
+from patchlight.weights.timm_architectures import OPEN, check_claim, check_depth, differences, name_of, settle, traits
 from patchlight.weights.transformers_configs import note_unknown, read_keys
 from patchlight.weights.vit_hints import refuse_partial_pooling, timm_hints, transformers_hints
 
@@ -24,14 +27,15 @@ VERSION = 1
 def read_own_config(state: State, encoder: Recognised, found: Found, overrides: Mapping[str, Any]) -> Reading:
     """The checkpoint's own config. Its head, image and patch size are its own business, whatever the caller wants of
     them."""
-    staged = encoder.origin.architecture != "vit"
+    family = encoder.origin.architecture
+    staged = family != "vit"
     if "patchlight" in found.config:
         settings = _our_part(found, "model")
         architecture = settings.get("architecture", "vit")
-        if architecture != encoder.origin.architecture:
+        if architecture != family:
             raise CheckpointError(
                 f"{found.source}: config.json says architecture={architecture!r}, but its tensors are named as those "
-                f"of a {encoder.origin.architecture}"
+                f"of a {family}"
             )
         if staged:
             check_staged(state, encoder, settings, found.source)
@@ -39,20 +43,37 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
             check_config(state, encoder, settings, "config.json", found.source)
         own = config_from_dict(settings)
         return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
+    told = (staged_from_shapes if staged else settings_from_shapes)(state, encoder, found.source)
+    told = traits(told, encoder.shapes, has_table="positions.table" in state)
+    warnings: list[str] = []
+    name = name_of(str(found.config.get("architecture")))
+    if name is not None and found.config_from == FILE_NAME and (apart := differences(name, told)):
+        key = next(iter(apart))
+        warnings.append(f"its file is named after timm's {name}, which has {key}={apart[key]!r}: it is something else")
+        found, name = dataclasses.replace(found, config={}), None
+    elif name is not None and found.config_from != "config.json" and not found.config.get("model_args"):
+        check_claim(name, told, found.config_from, found.source)
     hints: list[tuple[str, Mapping[str, Any]]] = []
     notes: tuple[str, ...] = ()
     gated = "blocks.0.mlp.gate_and_up.weight" in state
     if staged and found.config:
         own_hints, notes = hints_of(encoder, found.config, found.source)
-        hints.append(("config.json", own_hints))
+        hints.append((found.config_from, own_hints))
     elif "architecture" in found.config:
-        hints.append(("config.json", timm_hints(found.config, gated=gated)))
+        hints.append((found.config_from, timm_hints(found.config, gated=gated)))
     elif found.config:
         keys = read_keys(found.config, found.source)
         notes = note_unknown(keys)
-        hints.append(("config.json", transformers_hints(keys, found.source, gated=gated)))
+        hints.append((found.config_from, transformers_hints(keys, found.source, gated=gated)))
     if found.entry is not None:
         hints.append(("the catalogue", found.entry.settings))
+    settled = None
+    if encoder.origin.name == "timm" and not names_architecture(found):
+        given = {key: value for _, settings in hints for key, value in settings.items()} | dict(overrides)
+        settled = settle(family, told, given, found.source)
+    if settled is not None:
+        hints.append((settled.where, settled.settings))
+        name = settled.name
     changed = {"num_classes", "head_hidden", "patch_size"}
     if "patch_size" in overrides:
         changed.add("image_size")  # which is then meant for the new patches
@@ -63,11 +84,42 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
         sizes: dict[str, Any] = {name: asked.pop(name) for name in ("image_size", "window_size") if name in asked}
         if "blocks.0.attn.cosine_scale.logarithm" in state:  # a Swin V2, whose tensors do not tell them
             hints.append(("you", sizes))
-        return dataclasses.replace(read_staged(state, encoder, hints, asked, found.source), notes=notes)
-    reading = read_config(state, encoder, hints, asked, found.source)
-    if encoder.origin.name == "timm":
-        refuse_partial_pooling(reading.config, found)
-    return dataclasses.replace(reading, notes=notes)
+        reading = read_staged(state, encoder, hints, asked, found.source)
+    else:
+        reading = read_config(state, encoder, hints, asked, found.source)
+        if encoder.origin.name == "timm":
+            refuse_partial_pooling(reading.config, found, name)
+    if settled is not None:
+        warnings += [settled.warning] if settled.warning else []
+    elif name is not None:
+        depth = "depths" if staged else "depth"
+        if depth not in overrides:
+            check_depth(name, (found.config.get("model_args") or {}).get(depth), told, found.config_from, found.source)
+    # DINOv3 as published has tables of its own for its rotations.
+    elif not (encoder.origin.settled or names_architecture(found) or "rope_embed.periods" in encoder.shapes):
+        warnings += _guessed(reading, family)
+    return dataclasses.replace(reading, notes=notes, warnings=tuple(warnings))
+
+
+def names_architecture(found: Found) -> bool:
+    """Whether something says which architecture it is, so that what is usual there is no guess."""
+    known = name_of(str(found.config.get("architecture"))) is not None
+    return known or found.entry is not None or bool(found.config.get("model_type"))
+
+
+def _guessed(reading: Reading, family: str) -> list[str]:
+    """One line that names what no tensor and no file told."""
+    guesses = [
+        f"{name}={getattr(reading.config, name)!r}"
+        for name in OPEN[family]
+        if reading.why.get(name, "").startswith("convention")
+    ]
+    if not guesses:
+        return []
+    return [
+        f"nothing says which architecture it is, and its tensors leave open {', '.join(guesses)}: these are guesses; "
+        "say them, or like=NAME, an architecture of timm or a checkpoint on the hub"
+    ]
 
 
 def own_preprocess_of(

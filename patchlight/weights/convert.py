@@ -41,6 +41,8 @@ class Origin:
     """Pattern and meaning of tensors that are not part of the encoder."""
     conventions: Mapping[str, Any] = field(default_factory=dict)
     """Settings that no shape can tell."""
+    settled: bool = False
+    """Whether all models in this naming follow the conventions, so that none of them is a guess."""
     prepare: Callable[[State], State] | None = None
     """What a table of names cannot say, done before renaming."""
     architecture: str = "vit"
@@ -186,7 +188,8 @@ ORIGINS: tuple[Origin, ...] = (
     Origin(name="patchlight", marks=("patch_embed.proj.weight", "blocks.0.attn.out.weight"), names=OURS),
     Origin(name="patchlight", marks=("patch_embed.convs.0.weight", "blocks.0.attn.out.weight"), names=OURS),
     _TIMM,
-    replace(_TIMM, name="DINOv2", marks=("patch_embed.proj.weight", "blocks.0.0.norm1.weight")),  # blocks in chunks
+    # DINOv2 as published, whose blocks come in chunks.
+    replace(_TIMM, name="DINOv2", settled=True, marks=("patch_embed.proj.weight", "blocks.0.0.norm1.weight")),
     Origin(
         name="transformers",
         marks=("embeddings.patch_embeddings.projection.weight",),
@@ -230,9 +233,10 @@ ORIGINS: tuple[Origin, ...] = (
         conventions={"norm_eps": 1e-5},
         prepare=_prepare_clip,
     ),
-    Origin(name="torchvision", marks=("conv_proj.weight", "encoder.pos_embedding"), names=TORCHVISION),
+    Origin(name="torchvision", settled=True, marks=("conv_proj.weight", "encoder.pos_embedding"), names=TORCHVISION),
     Origin(
         name="JAX",
+        settled=True,
         conventions={"mlp": "gelu_tanh"},  # what flax calls gelu
         marks=("embedding/kernel", "Transformer/encoder_norm/scale"),
         names=JAX,

@@ -12,6 +12,8 @@ from patchlight.families import ConvNeXtConfig
 from patchlight.weights.convert import Origin, State, convert_to, refuse
 from patchlight.weights.convert_swin import staged
 from patchlight.weights.names import Names
+from patchlight.weights.read import CheckpointError
+from patchlight.weights.timm_architectures import name_of, open_settings
 from patchlight.weights.timm_arguments import check_arguments
 from patchlight.weights.transformers_configs import Keys, activation
 
@@ -119,8 +121,21 @@ ORIGINS: tuple[Origin, ...] = (
 )
 
 
+# Tensors of timm's that ours has not.
+UNSUPPORTED = {
+    "stem.2.weight": "whose stem is two convolutions that overlap",
+    "norm_pre.weight": "that normalises before it pools",
+    "head.pre_logits.fc.weight": "with a hidden layer in its head",
+}
+
+
 def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str, Any]:
     """The settings that tensors in our names tell."""
+    for key, what in UNSUPPORTED.items():
+        if key in shapes:
+            raise CheckpointError(f"{source}: it is a ConvNeXt {what}, which is not supported")
+    if "stem.norm.weight" in shapes and "stem.norm.bias" not in shapes:
+        raise CheckpointError(f"{source}: its norms have no bias, as RMS norms have none; only LayerNorm is supported")
     width, channels, down, across = shapes["stem.conv.weight"]
     depth = next(n for n in range(len(shapes) + 1) if f"blocks.{n}.norm.weight" not in shapes)
     stages = 1 + next(n for n in range(len(shapes) + 1) if f"merges.{n}.conv.weight" not in shapes)
@@ -144,27 +159,19 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
 FIRM = frozenset({"widths", "depths", "patch_size", "in_channels", "kernel_size", "grn"})
 
 
-# What the name of a timm architecture says, and neither its config file nor its tensors do.
-TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (("convnext_xxlarge", {"norm_eps": 1e-5}),)
-
-
 def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes."""
-    arguments: dict[str, Any] = {}
-    for name, settings in TIMM_ARCHITECTURES:
-        if config.get("architecture") == name:
-            arguments |= settings
-    arguments |= {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
+    name = name_of(str(config.get("architecture")))
+    hints = {} if name is None else open_settings(name)
+    arguments = {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
     check_arguments(arguments)
     activation = arguments.get("act_layer")
     if activation not in (None, "gelu", "gelu_tanh"):
         raise PatchlightError(f"config.json says act_layer={activation!r}, which we do not have")
-    return {
-        "depths": arguments.get("depths"),
-        "norm_eps": arguments.get("norm_eps"),
-        "final_norm_eps": arguments.get("norm_eps"),
-        "mlp": activation,
-    }
+    if "norm_eps" in arguments:
+        hints |= {"norm_eps": arguments["norm_eps"], "final_norm_eps": arguments["norm_eps"]}
+    given = {"depths": arguments.get("depths"), "mlp": activation}
+    return hints | {name: value for name, value in given.items() if value is not None}
 
 
 def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from patchlight.models.resampling import resample
 from patchlight.weights.convert import Origin, State, convert_to, join_biases, refuse
 from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
+from patchlight.weights.timm_architectures import name_of, open_settings
 from patchlight.weights.timm_arguments import check_arguments
 from patchlight.weights.transformers_configs import Keys, activation
 
@@ -250,23 +251,12 @@ def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     check_arguments(arguments)
     if arguments.get("act_layer", "gelu") != "gelu":
         raise PatchlightError(f"config.json says act_layer={arguments['act_layer']!r}, which we do not have")
-    name = str(config.get("architecture"))
-    hints = {"v2": name.startswith("swinv2_"), **_from_timms_name(name)}
+    architecture = str(config.get("architecture"))
+    name = name_of(architecture)
+    hints = {"v2": architecture.startswith("swinv2_")} | ({} if name is None else open_settings(name))
     given = {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}
     given["measuring_windows"] = _measuring(arguments.get("pretrained_window_sizes"))
     return hints | {name: value for name, value in given.items() if value is not None}
-
-
-def _from_timms_name(name: str) -> dict[str, Any]:
-    """What the name of a Swin V2 says, as `swinv2_base_window12to24_192to384`, and nothing else does."""
-    match = re.match(r"swinv2_\w+_window(\d+)(?:to(\d+))?_(\d+)(?:to(\d+))?", name)
-    if match is None:
-        return {}
-    first, then, side, larger = match.groups()
-    hints: dict[str, Any] = {"window_size": int(then or first), "image_size": int(larger or side)}
-    if then:  # four stages, of patches of 4 pixels
-        hints["measuring_windows"] = tuple(min(int(first), int(side) // 4 // 2**stage) for stage in range(4))
-    return hints
 
 
 def _measuring(sizes: Any) -> tuple[int, ...] | None:

@@ -23,6 +23,8 @@ class Found:
     config: dict[str, Any]
     preprocessor: dict[str, Any]
     entry: Entry | None
+    config_from: str = "config.json"
+    """Where `config` stands."""
 
 
 def find(source: str | Path, revision: str | None = None) -> Found:

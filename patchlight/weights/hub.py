@@ -9,8 +9,8 @@ OLD_WEIGHTS = ("pytorch_model.bin",)
 BESIDE = ("config.json", "preprocessor_config.json")
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
-    """The folder, in the hub's own cache, that holds the repository's config and weights.
+def fetch(name: str, revision: str | None = None, *, configs_only: bool = False) -> Path:
+    """The folder, in the hub's own cache, that holds the repository's config and, unless they are not wanted, weights.
 
     `revision` is a branch, tag or commit. With HF_HUB_OFFLINE=1, or without a network, only the cache is looked at.
     """
@@ -26,6 +26,8 @@ def fetch(name: str, revision: str | None = None) -> Path:
 
     at = f"hf:{name}" + (f" at {revision}" if revision else "")
     try:
+        if configs_only:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=[*BESIDE]))
         folder = Path(
             snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, "model-*.safetensors", *BESIDE])
         )

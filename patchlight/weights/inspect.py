@@ -62,6 +62,8 @@ class Reading:
     why: dict[str, str]
     notes: tuple[str, ...] = ()
     """What its config file leaves to be said."""
+    warnings: tuple[str, ...] = ()
+    """What was guessed, and may be wrong."""
 
 
 def recognise(tensors: Mapping[str, Tensor], source: str, weights: str | None = None) -> Recognised:
@@ -132,7 +134,7 @@ def read_config(
     source: str,
 ) -> Reading:
     """The config of a checkpoint in our names, from its shapes and then from `hints`: (where from, settings)."""
-    told = _from_shapes(state, found, source)
+    told = settings_from_shapes(state, found, source)
     why = dict.fromkeys(told, "shapes")
     sources = [("you", overrides), *hints, (f"convention of {found.origin.name}", _conventions(told, found))]
     for where, settings in sources:
@@ -172,7 +174,7 @@ def check_config(
     state: Mapping[str, Tensor], found: Recognised, settings: Mapping[str, Any], where: str, source: str
 ) -> None:
     """Refuse settings that the tensors contradict, before a model of a false size is made."""
-    told = _from_shapes(state, found, source)
+    told = settings_from_shapes(state, found, source)
     for name in sorted(FIXED_BY_TENSORS & set(settings)):
         value = tuple(settings[name]) if isinstance(settings[name], list) else settings[name]
         if value != told[name]:
@@ -198,7 +200,7 @@ def _refuse_ambiguous(told: Mapping[str, Any], found: Recognised, source: str) -
 FIXED_BY_TENSORS = frozenset({"width", "depth", "stem", "patch_size", "in_channels", "num_registers", "class_token"})
 
 
-def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
+def settings_from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
     def shape(key: str, ndim: int) -> tuple[int, ...]:
         if key not in state:
             raise CheckpointError(f"{source}: tensor for {key!r} is missing (read as {found.origin.name})")
@@ -206,6 +208,8 @@ def _from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) ->
             raise CheckpointError(f"{source}: tensor for {key!r} has shape {tuple(state[key].shape)}, not {ndim} axes")
         return tuple(state[key].shape)
 
+    if "blocks.0.norm1.weight" in state and not any(".norm1.bias" in key for key in state):
+        raise CheckpointError(f"{source}: its norms have no bias, as RMS norms have none; only LayerNorm is supported")
     stem, resnet = "patchify", None
     convs = sum(key.startswith("patch_embed.convs.") and key.endswith(".weight") for key in state)
     if convs:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
 from patchlight.images.decode import Photo, listed
 from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, Transform, counted_channels
@@ -28,6 +29,7 @@ from patchlight.weights.convert_swin import fit_windows
 from patchlight.weights.find import find
 from patchlight.weights.groups import UNKNOWN, Groups
 from patchlight.weights.inspect import Reading, Recognised, recognise
+from patchlight.weights.named import named
 from patchlight.weights.others import name_in, refuse_others
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint
 
@@ -157,6 +159,7 @@ def load(
     revision: str | None = None,
     preprocess: PreprocessConfig | None = None,
     weights: Literal["model", "ema"] | None = None,
+    like: str | None = None,
     **overrides: Any,
 ) -> Loaded:
     """The model in a checkpoint, in eval mode.
@@ -168,19 +171,21 @@ def load(
     `window_size=`) resamples the positions for good, and `patch_size=` resizes a ViT's patch projection too, so that
     the same image becomes fewer or more tokens (FlexiViT). A partial load raises, unless `strict=False`, which says in
     `notes` what is missing. `weights` chooses where a checkpoint holds the trained weights ("model") and a moving
-    average of them ("ema", a teacher); None takes the average, and says so in `notes`.
+    average of them ("ema", a teacher); None takes the average, and says so in `notes`. `like` names what the
+    checkpoint is where nothing with it does: an architecture of timm, a checkpoint of the catalogue or on the hub, or
+    a folder with a config.json. What is guessed for want of it is a `PatchlightWarning`, and in `notes`.
     """
     check_names_of_any(overrides)
     _check_arguments(source, dtype, device, preprocess, weights)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
-    refuse_others([], found.config, str(source))
+    said = named(found, tensors.timm, like)
     try:
         encoder = recognise(tensors, str(source), weights)
     except CheckpointError as error:
         refuse_others(tensors, found.config, str(source))
-        called = name_in(found.config)
-        raise CheckpointError(f"{error}; config.json says {called!r}" if called else str(error)) from None
+        called = name_in(said.config)
+        raise CheckpointError(f"{error}; {said.config_from} says {called!r}" if called else str(error)) from None
     refuse_others((encoder.prefix + key for key in encoder.shapes), found.config, str(source))
     del tensors  # from here on, what the encoder does not need can go
     check_names(CONFIGS[encoder.origin.architecture], overrides)
@@ -188,13 +193,15 @@ def load(
         state, left_out = convert(encoder.state, encoder.origin)
     _check_finite(state, found.weights, str(source), weights)
     with _naming(str(source), "its config.json has a value that cannot be"):
-        reading = read_own_config(state, encoder, found, overrides)
+        reading = read_own_config(state, encoder, said, overrides)
         labels = labels_of(found, reading.config)
         subject = subject_of(found)
         groups = groups_of(found, labels)
         notes = _notes(encoder, left_out, reading)
         wanted = preprocess is None and reading.config.in_channels == PHOTO_CHANNELS
-        own_preprocess = own_preprocess_of(found, reading.config, notes, wanted=wanted)
+        own_preprocess = own_preprocess_of(said if like is not None else found, reading.config, notes, wanted=wanted)
+    for warning in reading.warnings:
+        warnings.warn(f"{source}: {warning}", PatchlightWarning, stacklevel=2)
 
     with _naming(str(source), "an override cannot be"):
         config = _target(reading.config, overrides, notes)
@@ -297,12 +304,7 @@ def _notes(encoder: Recognised, left_out: Mapping[str, list[str]], reading: Read
         notes.append(encoder.choice)
     if encoder.beside:
         notes.append(f"left out what lies beside the encoder ({_count(encoder.beside)})")
-    for name in ("num_heads", "mlp", "norm_eps", "final_norm_eps", "position", "rope_coordinates", "pooling"):
-        if reading.why.get(name, "").startswith("convention"):
-            notes.append(
-                f"{name}={getattr(reading.config, name)!r} is the {reading.why[name]}; override it if it is wrong"
-            )
-    return notes + list(reading.notes)
+    return [*notes, *reading.notes, *reading.warnings]
 
 
 def _count(keys: list[str]) -> str:

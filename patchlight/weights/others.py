@@ -69,6 +69,11 @@ OTHERS: tuple[Other, ...] = (
 )
 
 
+def other_named(called: str) -> Other | None:
+    """The architecture that we do not have and that goes by this name."""
+    return next((other for other in OTHERS if re.match(other.names, called)), None)
+
+
 def refuse_others(keys: Iterable[str], config: Mapping[str, Any], source: str) -> None:
     """Raise where a config.json or the tensors' names are those of an architecture that we do not have."""
     called = name_in(config)

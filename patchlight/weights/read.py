@@ -75,15 +75,26 @@ class CheckpointError(PatchlightError):
     """A checkpoint that cannot be used; the message names the file and the reason."""
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
+class Tensors(dict[str, Tensor]):
+    """Tensors by name, and what the file says of the model beside them."""
+
+    timm: Mapping[str, Any]
+    """What timm's training script writes down, in the form of timm's config.json; {} where it is not one of its."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], timm: Mapping[str, Any] | None = None) -> None:
+        super().__init__(tensors)
+        self.timm = timm or {}
+
+
+def read_checkpoint(path: Path) -> Tensors:
     """Every tensor of a checkpoint file under its own name, on the CPU; nested folders of a .pt become dotted names."""
     check_is_file(path)
     if path.suffix == ".json":
-        return read_shards(path)
+        return Tensors(read_shards(path))
     if path.suffix == ".npz":
-        return _read_npz(path)
+        return Tensors(_read_npz(path))
     if path.suffix == ".safetensors":
-        return read_safetensors(path)
+        return Tensors(read_safetensors(path))
     return _read_torch(path)
 
 
@@ -179,7 +190,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def _read_torch(path: Path) -> Tensors:
     start = _first_bytes(path)
     is_zip = _is_zip(path)
     if is_zip:
@@ -209,7 +220,26 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     if claimed > 4 * size + 1_000_000:
         raise CheckpointError(f"{path}: its tensors claim {claimed:,} bytes, and the file has {size:,}; refused")
     # Memory of our own: a mapped tensor would change, or end the process, when the file is written anew.
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+    own = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+    return Tensors(own, _timm_config(content))
+
+
+def _timm_config(content: Any) -> dict[str, Any]:
+    """The architecture that timm's training script names beside the weights, and what its command line changed."""
+    architecture = content.get("arch") if isinstance(content, Mapping) else None
+    if not isinstance(architecture, str):
+        return {}
+    given = getattr(content.get("args"), "__dict__", {})
+    changed = given.get("model_kwargs")
+    arguments = {
+        "img_size": given.get("img_size"),
+        "global_pool": given.get("gp"),
+        **(changed if isinstance(changed, Mapping) else {}),
+    }
+    return {
+        "architecture": architecture,
+        "model_args": {name: value for name, value in arguments.items() if value is not None},
+    }
 
 
 def _check_calls(path: Path, is_zip: bool) -> None:

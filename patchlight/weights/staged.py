@@ -63,9 +63,11 @@ class _Shapes(dict[str, tuple[int, ...]]):
         raise CheckpointError(f"{self.source}: tensor for {key!r} is missing (read as {name})")
 
 
-def _settings_from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
+def settings_from_shapes(state: Mapping[str, Tensor], found: Recognised, source: str) -> dict[str, Any]:
     try:
         return FAMILIES[found.origin.architecture].from_shapes(_Shapes(state, found, source), source)
+    except CheckpointError:
+        raise
     except (ValueError, IndexError) as error:
         raise CheckpointError(f"{source}: a tensor is not what its name promises ({error})") from None
 
@@ -91,7 +93,7 @@ def hints_of(found: Recognised, config: Mapping[str, Any], source: str) -> tuple
         if pooling != "avg":
             raise CheckpointError(f"{source}: config.json says global_pool={pooling!r}, which we do not have")
         size = (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
-        hints["image_size"] = hints.get("image_size") or size or None
+        hints["image_size"] = (config.get("model_args") or {}).get("img_size") or size or hints.get("image_size")
     else:
         hints, notes = family.transformers_hints(keys, source), note_unknown(keys)
     return {name: value for name, value in hints.items() if value is not None}, notes
@@ -106,14 +108,14 @@ def read_staged(
 ) -> Reading:
     """The config of a checkpoint in our names, from its shapes and then from `hints`: (where from, settings)."""
     family = FAMILIES[found.origin.architecture]
-    told = _settings_from_shapes(state, found, source)
+    told = settings_from_shapes(state, found, source)
     if "norm.weight" not in state:
         raise CheckpointError(
             f"{source}: the norm after the last stage is not in it, as in what transformers calls backbones; "
             "without it they are not supported"
         )
     why = dict.fromkeys(told, "shapes")
-    conventions = _usual_eps(family) | dict(found.origin.conventions)
+    conventions = _usual(family) | dict(found.origin.conventions)
     for where, settings in [("you", overrides), *hints, ("convention", conventions)]:
         for name, value in settings.items():
             value = _tupled(value, pair=name in ("image_size", "patch_size", "window_size"))
@@ -148,14 +150,18 @@ def _refuse_oblong_windows(config: SwinConfig, source: str) -> None:
             )
 
 
-def _usual_eps(family: Family) -> dict[str, Any]:
-    """Of the norms, which no tensor tells: named as a convention, so that a load says what it took for granted."""
-    return {field.name: field.default for field in fields(family.config) if field.name.endswith("norm_eps")}
+def _usual(family: Family) -> dict[str, Any]:
+    """What no tensor tells: named as a convention, so that a load says what it took for granted."""
+    return {
+        field.name: field.default
+        for field in fields(family.config)
+        if field.name.endswith("norm_eps") or field.name == "mlp"
+    }
 
 
 def check_staged(state: Mapping[str, Tensor], found: Recognised, settings: Mapping[str, Any], source: str) -> None:
     """Refuse settings of config.json that the tensors contradict, before a model of a false size is made."""
-    told = _settings_from_shapes(state, found, source)
+    told = settings_from_shapes(state, found, source)
     for name in sorted(FAMILIES[found.origin.architecture].firm & set(settings) & set(told)):
         value = _tupled(settings[name])
         if value != told[name]:

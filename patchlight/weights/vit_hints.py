@@ -8,55 +8,19 @@ from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig
 from patchlight.weights.find import Found
 from patchlight.weights.read import CheckpointError
+from patchlight.weights.timm_architectures import name_of, open_settings, settings_of
 from patchlight.weights.timm_arguments import vit_settings
 from patchlight.weights.transformers_configs import Keys, activation
-
-EVA_ROPE = {"position": "rope2d", "rope_base": 10_000.0, "rope_grid": (16, 16)}
-
-# What the name of a timm architecture says, and its config file does not. Later rows overrule earlier ones.
-TIMM_ARCHITECTURES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("test_vit", {"num_heads": 2}),
-    ("test_vit3", {"num_heads": 3}),
-    ("vit_base_patch16_gap_224", {"num_heads": 16}),
-    ("quickgelu", {"mlp": "quick_gelu"}),
-    ("patch32_siglip", {"mlp": "gelu_tanh"}),
-    ("large_patch16_siglip_512", {"mlp": "gelu_tanh"}),
-    ("large_patch16_siglip_gap_512", {"mlp": "gelu_tanh"}),
-    ("so400m_patch16_siglip", {"mlp": "gelu_tanh"}),
-    ("giantopt", {"mlp": "gelu_tanh", "num_heads": 16}),
-    ("_clip_", {"norm_eps": 1e-5}),
-    ("beit3", {"norm_eps": 1e-5}),
-    ("eva", {"norm_eps": 1e-6}),
-    ("eva02", EVA_ROPE),
-    ("eva02_enormous", {"position": "learned", "block_norm": "after"}),
-    ("_rpn_", {"block_norm": "after"}),
-    ("huge_plus", {"num_heads": 20}),
-    ("_7b_", {"num_heads": 32}),
-    ("dinov3", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5, "pooling": "mean"}),
-    ("lingbot", {"position": "rope2d", "rope_coordinates": "centred", "norm_eps": 1e-5}),
-    ("_rope_", {"position": "rope2d"}),
-    ("_rope_reg", EVA_ROPE),
-)
-
-# Those that pool prefix tokens, too.
-TIMM_POOLS_PREFIX = ("test_vit3",)
-
-# Parts of timm architectures' names whose computation is another, though the tensors' names are the same.
-TIMM_OTHERS = ("vit_pe_", "_xp_", "_18x2_")
 
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "swiglu"}
 
 
 def timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     """What timm's config.json says beyond the shapes; `gated`: the MLPs are."""
-    architecture = str(config["architecture"])
-    others = [part for part in TIMM_OTHERS if part in f"{architecture}_"]
-    if others:
-        raise PatchlightError(f"timm's {architecture} is not a plain ViT ({others[0].strip('_')}); it is not supported")
-    hints: dict[str, Any] = {"block_norm": "before", "norm_eps": 1e-6}
-    for part, settings in TIMM_ARCHITECTURES:
-        if part in f"{architecture}_":
-            hints |= settings
+    name = name_of(str(config["architecture"]))
+    hints = {} if name is None else open_settings(name)
+    if not gated and hints.get("mlp") == "swiglu":  # which model_args may take away
+        hints["mlp"] = "gelu"
     arguments = config.get("model_args") or {}
     hints |= vit_settings(arguments)
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
@@ -76,12 +40,13 @@ def timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
     return hints | {name: value for name, value in given.items() if value is not None}
 
 
-def refuse_partial_pooling(config: ModelConfig, found: Found) -> None:
+def refuse_partial_pooling(config: ModelConfig, found: Found, name: str | None) -> None:
     """Of timm's ViTs that pool by attention, most leave prefix tokens out of it, and no tensor tells; those with
-    rotations never do."""
+    rotations never do. `name`: the architecture, if it is known."""
     told = (found.config.get("model_args") or {}).get("pool_include_prefix")
-    if told is None:
-        told = found.config.get("architecture") in TIMM_POOLS_PREFIX
+    if told is None and name is not None:  # one that leaves them out is refused by its name
+        usual = settings_of(name)
+        told = usual["pooling"] == "attention" and (usual["class_token"] or usual["num_registers"] > 0)
     if told or not isinstance(config, ViTConfig) or config.is_rotary:
         return
     if config.pooling == "attention" and config.num_prefix:

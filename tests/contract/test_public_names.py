@@ -9,8 +9,8 @@ import patchlight
 
 PUBLIC = [
     *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "ImageError", "Loaded", "Localization"),
-    *("PatchlightError", "Prediction", "PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig"),
-    *("Trained", "ViT", "ViTConfig", "View"),
+    *("PatchlightError", "PatchlightWarning", "Prediction", "PreprocessConfig", "Progress", "Reporter", "Subject"),
+    *("Swin", "SwinConfig", "Trained", "ViT", "ViTConfig", "View"),
     *("attention", "classify", "costs", "decode", "finetune", "load", "localize", "save", "train", "variant"),
 ]
 

@@ -409,7 +409,7 @@ def test_timm_hub_folder(name: str, told: dict[str, int], tmp_path: Path) -> Non
     randomize(made)
     from timm.models import save_for_hf
 
-    save_for_hf(made, tmp_path, model_args={"depth": 2}, safe_serialization=True)
+    save_for_hf(made, tmp_path, model_args={"depth": told.get("depth", 2)}, safe_serialization=True)
     loaded = load(tmp_path)
     size = told.get("image_size", 224)
     assert loaded.config.num_classes == 5
@@ -433,7 +433,7 @@ def test_timm_architectures_of_the_same_names_and_another_computation_are_refuse
     from timm.models import save_for_hf
 
     save_for_hf(made, tmp_path, safe_serialization=True)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: timm's {name} is not a plain ViT"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: by config.json it is timm's {name}, which is not supp"):
         load(tmp_path)
 
 

@@ -67,7 +67,7 @@ def test_what_the_arguments_say_is_followed(name: str, arguments: dict[str, Any]
     ("name", "arguments", "said"),
     [
         ("convnext_tiny", STAGES | {"output_stride": 16}, "output_stride=16 in model_args, which we do not have"),
-        ("convnext_tiny", STAGES | {"head_norm_first": True}, "head_norm_first=True in model_args"),
+        ("convnext_tiny", STAGES | {"head_norm_first": True}, "it is a ConvNeXt that normalises before it pools"),
         (
             "vit_base_patch16_rope_224",
             SMALL | {"rope_type": "cat", "rope_grid_indexing": "ij"},

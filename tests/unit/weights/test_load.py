@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.models.vit import ViT
 from patchlight.weights.catalog import CATALOGUE, ENTRIES
 from patchlight.weights.convert import TIMM, convert_to
@@ -38,10 +38,16 @@ def test_settings_say_where_they_came_from(tmp_path: Path) -> None:
     assert loaded.config.mlp == "gelu_tanh"
 
 
-def test_an_assumed_number_of_heads_is_said(tmp_path: Path) -> None:
-    loaded = load(write_timm(tiny_vit(width=128), tmp_path / "x.safetensors"))
+def test_what_is_guessed_is_a_warning_and_a_note(tmp_path: Path) -> None:
+    file = write_timm(tiny_vit(width=128), tmp_path / "x.safetensors")
+    with pytest.warns(PatchlightWarning, match="leave open num_heads=2, mlp='gelu', norm_eps=1e-06, pooling='cls'"):
+        loaded = load(file)
     assert loaded.config.num_heads == 2
-    assert any(note.startswith("num_heads=2 is the convention of timm") for note in loaded.notes)
+    assert any("leave open num_heads=2, mlp='gelu'" in note for note in loaded.notes)
+    with pytest.warns(PatchlightWarning, match="leave open mlp='gelu', norm_eps=1e-06: these"):
+        load(file, num_heads=2, pooling="cls")
+    sure = load(file, num_heads=2, mlp="gelu", norm_eps=1e-6, pooling="cls")
+    assert not any("leave open" in note for note in sure.notes)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,10 @@ def test_an_activation_of_timms_that_we_do_not_have_is_named(
     mlp: Any, activation: str, words: str | None, tmp_path: Path
 ) -> None:
     write_timm(tiny_vit(mlp=mlp), tmp_path / "model.safetensors")
-    named = {"architecture": "vit_tiny_patch16_224", "model_args": {"act_layer": activation, "num_heads": 2}}
+    named = {
+        "architecture": "vit_tiny_patch16_224",
+        "model_args": {"act_layer": activation, "num_heads": 2, "depth": 3},
+    }
     (tmp_path / "config.json").write_text(json.dumps(named))
     if words is None:
         assert load(tmp_path, image_size=32).config.mlp == mlp

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from models_at_random import tiny_vit
 from patchlight.config import PreprocessConfig
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.models.positions import relative_index
 from patchlight.weights.catalog import ENTRIES
 from patchlight.weights.load import load
@@ -198,7 +198,7 @@ def saved_for_timm(model: Any, folder: Path, **named: Any) -> Path:
     save(model, folder, layout="timm")
     config = json.loads((folder / "config.json").read_text())
     del config["patchlight"]
-    config["model_args"] = {}
+    config["model_args"] = {"depths": list(model.config.depths)}
     (folder / "config.json").write_text(json.dumps(config | named))
     return folder
 
@@ -218,14 +218,16 @@ def test_an_eps_that_no_file_tells_is_timms_or_noted(tmp_path: Path) -> None:
     known = load(saved_for_timm(model, tmp_path / "known", architecture="convnext_xxlarge"))
     assert (known.config.norm_eps, known.config.final_norm_eps, known.why["norm_eps"]) == (1e-5, 1e-5, "config.json")
     assert not any("norm_eps" in note for note in known.notes)
-    told = saved_for_timm(model, tmp_path / "told", architecture="convnext_xxlarge", model_args={"norm_eps": 1e-3})
+    told = saved_for_timm(
+        model, tmp_path / "told", architecture="convnext_xxlarge", model_args={"norm_eps": 1e-3, "depths": [1, 1, 1, 1]}
+    )
     assert load(told).config.final_norm_eps == 1e-3
     usual = load(saved_for_timm(model, tmp_path / "usual"))
     assert (usual.config.norm_eps, usual.config.final_norm_eps) == (1e-6, 1e-6)
-    for name in ("norm_eps", "final_norm_eps"):
-        assert f"{name}=1e-06 is the convention of timm; override it if it is wrong" in usual.notes
-    swin = load(saved_for_timm(tiny_swin(image_size=64), tmp_path / "swin"))
-    assert "norm_eps=1e-05 is the convention of timm; override it if it is wrong" in swin.notes
+    assert not any("norm_eps" in note for note in usual.notes)
+    unknown = saved_for_timm(model, tmp_path / "unknown", architecture="convnext_of_tomorrow")
+    with pytest.warns(PatchlightWarning, match="leave open mlp='gelu', norm_eps=1e-06, final_norm_eps=1e-06: these"):
+        load(unknown)
 
 
 def test_mlps_without_one_ratio_are_refused(tmp_path: Path) -> None:

@@ -1134,6 +1134,7 @@ def run_jobs() -> None:
     from patchlight.weights.load import load
 
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", ".*nothing says which architecture it is")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # what torch imports at its first use is imported before the forks
         load(safetensors_with(Path(folder)), num_heads=2)
