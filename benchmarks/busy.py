@@ -29,10 +29,9 @@ import torch
 from crop import DEMO, make_model
 from PIL import Image
 
+import patchlight as pl
 from patchlight.batch.finder import images_at_once
 from patchlight.batch.pool import Pool
-from patchlight.batch.runner import crop_photos
-from patchlight.batch.settings import CropSettings
 from patchlight.batch.work import Seen, read_photo
 from patchlight.localizing import detector
 from patchlight.localizing.detector import Detector
@@ -166,13 +165,13 @@ def main() -> None:
             reading = reading_rate(paths, loaded, arguments.workers)
             alone = model_rate(loaded, device, arguments.batch)
             with watched(device) as spans:
-                summary = crop_photos(
-                    [folder / "photos"],
+                summary = pl.crop_photos(
+                    folder / "photos",
                     folder / f"out{number}",
-                    CropSettings(boxes_only=True),
+                    pl.CropSettings(boxes_only=True),
+                    pl.CropRunSettings(workers=arguments.workers, batch_size=arguments.batch),
                     model=loaded,
-                    workers=arguments.workers,
-                    batch_size=arguments.batch,
+                    reporter=pl.Reporter(),
                 )
             assert summary.failed == 0
             occupied = seconds_in(spans, device) / summary.seconds

@@ -32,8 +32,6 @@ import torch
 from PIL import Image
 
 import patchlight as pl
-from patchlight.batch.runner import crop_photos
-from patchlight.batch.settings import CropSettings
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
 from patchlight.weights.save import save
 
@@ -82,8 +80,9 @@ def make_model(folder: Path, variant: str = "S/16", side: int = 224, **changes: 
 def run_ours(photos: Path, out: Path, model: Path, how: str, workers: int) -> None:
     begun = time.perf_counter()
     boxes_only = how == "boxes only"
-    settings = CropSettings(boxes_only=boxes_only, burst=how == "burst")
-    summary = crop_photos([photos], out, settings, model=model, device="cpu", workers=workers)
+    settings = pl.CropSettings(boxes_only=boxes_only, burst=how == "burst")
+    how = pl.CropRunSettings(device="cpu", workers=workers)
+    summary = pl.crop_photos(photos, out, settings, how, model=model, reporter=pl.Reporter())
     whole = time.perf_counter() - begun
     assert summary.failed == 0
     assert boxes_only or settings.burst or summary.crops == summary.photos

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from patchlight.batch.runner import crop_photos as crop_photos
+    from patchlight.batch.settings import CropRunSettings as CropRunSettings
+    from patchlight.batch.settings import CropSettings as CropSettings
+    from patchlight.batch.summary import CropSummary as CropSummary
     from patchlight.classification import Prediction as Prediction
     from patchlight.classification import classify as classify
     from patchlight.config import PreprocessConfig as PreprocessConfig
@@ -47,6 +51,9 @@ _HOMES = {
     "ConvNeXt": "patchlight.models.convnext",
     "ConvNeXtConfig": "patchlight.families",
     "Costs": "patchlight.costing",
+    "CropRunSettings": "patchlight.batch.settings",
+    "CropSettings": "patchlight.batch.settings",
+    "CropSummary": "patchlight.batch.summary",
     "ImageError": "patchlight.images.decode",
     "Loaded": "patchlight.weights.load",
     "Localization": "patchlight.localizing.detector",
@@ -66,6 +73,7 @@ _HOMES = {
     "attention": "patchlight.explain.attention",
     "classify": "patchlight.classification",
     "costs": "patchlight.costing",
+    "crop_photos": "patchlight.batch.runner",
     "decode": "patchlight.images.decode",
     "finetune": "patchlight.training.api",
     "load": "patchlight.weights.load",

@@ -1,7 +1,7 @@
 """A tiny model that finds something in every photo, photos for it, and what a run has left behind."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,11 @@ import numpy as np
 from PIL import Image
 
 from models_at_random import randomize, tiny_vit
+from patchlight.batch.runner import crop_photos
+from patchlight.batch.settings import CropRunSettings, CropSettings
+from patchlight.batch.summary import CropSummary
 from patchlight.config import Calibration, PreprocessConfig, SubjectHeat
+from patchlight.reporting import Progress, Reporter
 from patchlight.weights.groups import Groups
 from patchlight.weights.save import save
 
@@ -45,6 +49,21 @@ def make_photos(folder: Path, count: int, first: int = 0) -> list[Path]:
     for number, path in enumerate(paths, first):
         photo(number).save(path, quality=90)
     return paths
+
+
+def run_crop(
+    photos: Any,
+    out: Any,
+    settings: CropSettings | None = None,
+    *,
+    model: Any,
+    progress: Callable[[Progress], None] = lambda now: None,
+    tell: Callable[[str], None] = lambda line: None,
+    **how: Any,
+) -> CropSummary:
+    """`crop_photos`, with what `CropRunSettings` takes."""
+    reporter = Reporter(progress=progress, tell=tell)
+    return crop_photos(photos, out, settings, CropRunSettings(**how), model=model, reporter=reporter)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

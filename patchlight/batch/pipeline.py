@@ -11,7 +11,7 @@ they are looked at, and then cut, sequence by sequence.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,69 +21,68 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from patchlight.batch.finder import Finder
-from patchlight.batch.inputs import Input
+from patchlight.batch.inputs import Input, Inputs
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_name
 from patchlight.batch.results import TRANSIENT, UNREACHABLE, Entry, Journal, ResultFolder
 from patchlight.batch.rows import Row, error_row, row_of
 from patchlight.batch.sequences import FrameSequence, FrameStore, judged, sequences_of
-from patchlight.batch.settings import CropSettings
+from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, read_photo, stamp_of
 from patchlight.files import Unwritable, writing
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut
-from patchlight.localizing.detector import Localization
+from patchlight.localizing.detector import Detector, Localization
+from patchlight.reporting import Progress, Reporter
 from patchlight.signals import Stopped, StopRequest
 
 _SYNC_SECONDS = 2.0
 """Between two waits for the disk; a loss of power costs the rows since the last."""
 
-_WATCH_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 """Between two words about steps that may be as short as a row; a stage that takes less goes without saying."""
 
-Stage = Literal["look", "crop", "write", "draw"]
-"""Camera traps are looked at first; all else is done at once. Then the results are written, and pictures drawn."""
+Stage = Literal["looking at photo", "photo", "row", "picture"]
+"""What progress is told of. Camera traps are looked at first; all else is done at once. Then the results are written
+row by row, and pictures drawn."""
 
 Step = TypeVar("Step")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is."""
-
-    done: int
-    """Photos that are through this stage; those of earlier runs included."""
-    total: int
-    failed: int
-    """Of those that this run has done."""
-    rate: float
-    """Photos a second, in this run."""
-    seconds_left: float | None
-    """Of this stage; None before there is a rate."""
-    stage: Stage = "crop"
 
 
 def stopped(folder: Path, when: str, signal_number: int) -> Stopped:
     return Stopped(f"{folder}: stopped {when}; run the same command again to continue", signal_number)
 
 
-class Steps:
-    """What is done after the photos have their rows: it stops between any two, and says how far it is."""
+@dataclass(frozen=True, eq=False)
+class CropRun:
+    """What the parts of a run share."""
 
-    def __init__(self, folder: Path, asked: StopRequest, watch: Callable[[Progress], None]) -> None:
-        self._folder, self._asked, self._watch = folder, asked, watch
+    folder: ResultFolder
+    journal: Journal
+    inputs: Inputs
+    """Its photos have their places."""
+    settings: CropSettings
+    how: CropRunSettings
+    detector: Detector
+    pool: Pool
+    asked: StopRequest
+    reporter: Reporter
 
-    def through(self, steps: Iterable[Step], count: int, stage: Stage) -> Iterator[Step]:
-        """The same steps, so many."""
+    def each(self, steps: Iterable[Step], count: int, stage: Stage) -> Iterator[Step]:
+        """The same steps of what is done once the photos have their rows, so many: it stops between any two, and says
+        how far it is."""
         begun = said = time.monotonic()
         for done, step in enumerate(steps):
-            if self._asked.signal:
-                raise stopped(self._folder, "while the results were written", self._asked.signal)
+            if self.asked.signal:
+                raise stopped(self.folder.path, "while the results were written", self.asked.signal)
             now = time.monotonic()
-            if now - said >= _WATCH_SECONDS and done:
+            if now - said >= _PROGRESS_SECONDS and done:
                 said, rate = now, done / (now - begun)
-                self._watch(Progress(done, count, 0, rate, (count - done) / rate, stage))
+                self.say(stage, done, count, f"{rate:,.0f}/s", (count - done) / rate)
             yield step
+
+    def say(self, stage: Stage, done: int, total: int, how: str, seconds_left: float) -> None:
+        self.reporter.progress(Progress(what=stage, done=done, total=total, how=how, seconds_left=seconds_left))
 
 
 @dataclass(slots=True, eq=False)
@@ -116,49 +115,37 @@ class _Photo:
 class CropPipeline:
     """The photos of a run, those that stand in line, and what becomes of them."""
 
-    def __init__(
-        self,
-        folder: ResultFolder,
-        journal: Journal,
-        pool: Pool,
-        finder: Finder,
-        settings: CropSettings,
-        cut: Cut,
-        photos: Sequence[Input],
-        book: FrameStore | None,
-        watch: Callable[[Progress], None],
-        thumbs: bool,
-    ) -> None:
-        self.folder, self.journal, self.pool, self.book = folder, journal, pool, book
-        self.finder, self.settings, self.cut, self.photos = finder, settings, cut, photos
-        self.watch, self.thumbs = watch, thumbs
-        self.longest_line = 2 * pool.workers + 3 * finder.at_once * finder.threads + 2
+    def __init__(self, run: CropRun, finder: Finder, cut: Cut, book: FrameStore | None) -> None:
+        self.run, self.finder, self.cut, self.book = run, finder, cut, book
+        self.folder, self.journal, self.pool = run.folder, run.journal, run.pool
+        self.settings, self.photos, self.thumbs = run.settings, run.inputs.photos, run.how.report
+        self.longest_line = 2 * self.pool.workers + 3 * finder.at_once * finder.threads + 2
         self.line: deque[_Photo] = deque()
-        self.stage: Stage = "crop"
+        self.stage: Stage = "photo"
         self.failures: set[int] = set()
         """Numbers of the photos that could not be looked at."""
         self.written = 0
         """Rows."""
         self.seconds = 0.0
 
-    def work(self, asked: StopRequest) -> int:
+    def work(self) -> int:
         """Give each photo its row that has none; how many these were."""
         photos = list(enumerate(self.photos))
         if self.book is None:
             todo = [each for each in photos if not self._is_done(each[1])]
-            self._pass((self._read(*each) for each in todo), len(todo), "crop", asked)
+            self._pass((self._read(*each) for each in todo), len(todo), "photo")
             return self.written
         # What failed stays so until its file changes, and takes no part in its sequence.
         looked = {number: photo for number, photo in photos if self._has_look(photo)}
         todo = [(number, photo) for number, photo in photos if number not in looked and not self._is_done(photo)]
-        self._pass((self._read(*each) for each in todo), len(todo), "look", asked)
+        self._pass((self._read(*each) for each in todo), len(todo), "looking at photo")
         looked |= {number: photo for number, photo in todo if number not in self.failures}
         waiting: list[tuple[FrameSequence, set[int]]] = []
         for sequence in sequences_of(dict(sorted(looked.items())), self.book):
             missing = {n for n in sequence.members if not self._is_done(looked[n], sequence.digest)}
             if missing:
                 waiting.append((sequence, missing))
-        self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "crop", asked)
+        self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "photo")
         return self.written
 
     def _is_done(self, photo: Input, group: str | None = None) -> bool:
@@ -173,7 +160,7 @@ class CropPipeline:
         entry = self.book.entries.get(photo.file)
         return entry is not None and photo.trouble is None and entry.stamp == stamp_of(photo.file)
 
-    def _pass(self, photos: Iterator[_Photo], count: int, stage: Stage, asked: StopRequest) -> None:
+    def _pass(self, photos: Iterator[_Photo], count: int, stage: Stage) -> None:
         """Take these photos through the line."""
         if not count:
             return
@@ -189,10 +176,10 @@ class CropPipeline:
         with ThreadPoolExecutor(self.finder.threads, initializer=one_thread) as self.looks:
             try:
                 while left < count:
-                    if asked.signal:
+                    if signal_number := self.run.asked.signal:
                         self._sync()
                         done = len(self.photos) - count + left
-                        raise stopped(self.folder.path, f"after {done} of {len(self.photos)} photos", asked.signal)
+                        raise stopped(self.folder.path, f"after {done} of {len(self.photos)} photos", signal_number)
                     while entered < count and len(self.line) < self.longest_line:
                         self.line.append(next(photos))
                         entered += 1
@@ -204,7 +191,8 @@ class CropPipeline:
                     if new:
                         rate = left / max(time.monotonic() - begun, 1e-9)
                         done = len(self.photos) - count + left
-                        self.watch(Progress(done, len(self.photos), failed, rate, (count - left) / rate, stage))
+                        how = f"{rate:.1f} photos/s" + (f", {failed:,} failed" if failed else "")
+                        self.run.say(stage, done, len(self.photos), how, (count - left) / rate)
                     if time.monotonic() - synced > _SYNC_SECONDS:
                         self._sync()
                         synced = time.monotonic()
@@ -290,7 +278,7 @@ class CropPipeline:
             if isinstance(found, Failed):
                 photo.fail(found)
                 return True
-            if self.stage == "look":
+            if self.stage == "looking at photo":
                 assert seen is not None
                 photo.kept = seen, found
                 photo.done = True
@@ -348,7 +336,7 @@ class CropPipeline:
                 continue
             assert photo.row is not None
             row = photo.row if self.book is None else photo.row | {"burst": photo.burst}
-            if self.stage == "look":
+            if self.stage == "looking at photo":
                 self.failures.add(photo.number)
             entry = self.journal.entries.get(photo.input.file)
             if entry is not None and row["reason"] not in UNREACHABLE:  # else they may be all that is left of it

@@ -2,10 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from shutil import which
 from typing import Any
 
@@ -13,108 +12,111 @@ import torch
 
 from patchlight import __version__
 from patchlight.batch.finder import Finder, first_line, give_up
-from patchlight.batch.formats import check_format
 from patchlight.batch.inputs import find_photos, with_places
-from patchlight.batch.pipeline import CropPipeline, Progress, Steps
+from patchlight.batch.pipeline import CropPipeline, CropRun
 from patchlight.batch.pool import Pool
 from patchlight.batch.results import MODEL_SOURCE, ResultFolder
 from patchlight.batch.rows import VERSION
 from patchlight.batch.sequences import FrameStore
-from patchlight.batch.settings import CropSettings
-from patchlight.batch.summary import Summary, Wanted, earlier_summary, finish
+from patchlight.batch.settings import CropRunSettings, CropSettings
+from patchlight.batch.summary import CropSummary, earlier_summary, finish
 from patchlight.errors import PatchlightError
 from patchlight.images.crop import Cut, parse_aspect
 from patchlight.json_config import require
 from patchlight.localizing.detector import Detector
+from patchlight.reporting import Reporter, on_terminal
 from patchlight.signals import asked_to_stop
-from patchlight.weights.load import Loaded, load
+from patchlight.weights.load import Loaded, load_or_given
 
 
 def crop_photos(
-    paths: Sequence[str | PathLike[str]],
+    photos: str | PathLike[str] | Sequence[str | PathLike[str]],
     out: str | PathLike[str],
     settings: CropSettings | None = None,
+    how: CropRunSettings | None = None,
     *,
     model: str | PathLike[str] | Loaded = "default",
-    device: str | None = None,
-    workers: int = 2,
-    batch_size: int = 32,
-    overwrite: bool = False,
-    formats: Sequence[str] = (),
-    report: bool = True,
-    overlay: bool = False,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> Summary:
-    """Find the subjects of photos (files, folders, patterns) and cut them out, into the folder `out`.
+    reporter: Reporter | None = None,
+) -> CropSummary:
+    """Find the subjects of photos and cut them out, into the folder `out`; what `patchlight crop` does.
 
+    `photos` is a file, a folder, a pattern such as "photos/**/*.jpg", or a list of these; `settings` says what to find
+    and to cut, `how` with which device and processes, and what else to write; `model` is what `load` takes, or gave.
     A call with the same arguments goes on where another was stopped, does what is new or changed, and nothing if that
-    is all there. Other settings or another model are refused, unless `overwrite` begins anew (and goes on with that
-    where it was stopped). A file that cannot be used gets a row that says why. `workers` processes read and cut, 0 for
-    none; `batch_size` is for GPUs. `formats` are further files to write, see formats.py; `overlay` asks for pictures of
-    what was found, see overlay.py. `watch` hears of the progress, `tell` of what deserves a line.
+    is all there. A photo that cannot be used gets a row that says why. Raises PatchlightError, before anything is
+    written, for what cannot be: a path that is not there, a folder that was begun with other settings (unless
+    `overwrite` begins anew), settings that do not go together. `reporter` hears how it goes; without one that shows on
+    the terminal, and `Reporter()` is silent.
     """
-    settings = settings or CropSettings()
-    for name, value, least in (("workers", workers, 0), ("batch_size", batch_size, 1)):
-        require(value >= least, f"{name}={value} must be {least} or more")
-    for each in formats:
-        check_format(each)
+    with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
+        paths = [photos] if isinstance(photos, str | PathLike) else photos
+        return _crop(paths, out, settings or CropSettings(), how or CropRunSettings(), model, heard)
+
+
+def _crop(
+    paths: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    settings: CropSettings,
+    how: CropRunSettings,
+    model: str | PathLike[str] | Loaded,
+    reporter: Reporter,
+) -> CropSummary:
     require(bool(os.fspath(out)), f"out={os.fspath(out)!r} is not a folder; name one (is a shell variable empty?)")
-    device = _checked_device(device)
+    device = how.device if isinstance(model, Loaded) else _checked_device(how.device)
     folder = ResultFolder(out)
     inputs = find_photos(paths, folder.path, folder.known_files)
-    with folder.held(), asked_to_stop() as asked, Pool(workers) as pool:
-        loaded = model if isinstance(model, Loaded) else _loaded(model, torch.device(device))
-        for note in loaded.notes:
-            tell(f"{loaded.provenance.source}: {note}")
-        detector = Detector.of(loaded, settings.method, settings.detector_options)
-        if not detector.is_calibrated:
-            tell(
-                f"{loaded.provenance.source}: its confidence by the method {detector.method!r} is uncalibrated: rank "
-                "photos by it, and do not read it as a probability"
-            )
+    with folder.held(), asked_to_stop() as asked, Pool(how.workers) as pool, contextlib.ExitStack() as stack:
+        detector = Detector.of(_loaded(model, device), settings.method, settings.detector_options)
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
-        if settings.lossless and not settings.boxes_only and jpegtran is None:
-            tell(
-                "lossless: jpegtran is not installed (apt install libjpeg-turbo-progs, or brew install jpeg-turbo), so "
-                "JPEGs are re-encoded with their own tables"
-            )
-        made_with = _made_with(settings, loaded, jpegtran)
-        folder.check(made_with, overwrite=overwrite)
-        if overwrite and folder.is_begun_anew(made_with):
-            tell(f"{folder.path}: was started over with these settings and interrupted; continuing")
-        journal = folder.begin(made_with, overwrite=overwrite)
-        with contextlib.ExitStack() as stack:
-            stack.callback(journal.close)
-            folder.note_named(inputs.named)
-            steps = Steps(folder.path, asked, watch)
-            kept = {file: entry.place for file, entry in journal.entries.items()}
-            photos = with_places(inputs, kept)
-            cut = Cut(
-                margin=settings.margin,
-                aspect=parse_aspect(settings.aspect),
-                longest=settings.size,
-                jpegtran=jpegtran,
-            )
-            book = None
-            if settings.burst:
-                book = FrameStore(folder.looks)
-                stack.callback(book.close)
-            finder = Finder(detector, batch_size, tell)
-            line = CropPipeline(folder, journal, pool, finder, settings, cut, photos, book, watch, report)
-            computed = line.work(asked)
-            inputs = replace(inputs, photos=photos)
-            wanted = Wanted(tuple(formats), report, overlay)
-            if not computed and (earlier := earlier_summary(folder, inputs, journal, wanted)):
-                return earlier
-            return finish(folder, inputs, journal, detector, made_with, wanted, computed, line.seconds, pool, steps)
+        for line in _noteworthy(detector, settings, jpegtran):
+            reporter.tell(line)
+        made_with = _made_with(settings, detector.loaded, jpegtran)
+        folder.check(made_with, overwrite=how.overwrite)
+        if how.overwrite and folder.is_begun_anew(made_with):
+            reporter.tell(f"{folder.path}: was started over with these settings and interrupted; continuing")
+        journal = folder.begin(made_with, overwrite=how.overwrite)
+        stack.callback(journal.close)
+        folder.note_named(inputs.named)
+        kept = {file: entry.place for file, entry in journal.entries.items()}
+        inputs = replace(inputs, photos=with_places(inputs, kept))
+        book = None
+        if settings.burst:
+            book = FrameStore(folder.looks)
+            stack.callback(book.close)
+        run = CropRun(folder, journal, inputs, settings, how, detector, pool, asked, reporter)
+        finder = Finder(detector, how.batch_size, reporter.tell)
+        cut = Cut(
+            margin=settings.margin, aspect=parse_aspect(settings.aspect), longest=settings.size, jpegtran=jpegtran
+        )
+        pipeline = CropPipeline(run, finder, cut, book)
+        computed = pipeline.work()
+        if not computed and (earlier := earlier_summary(run)):
+            return earlier
+        return finish(run, made_with, computed, pipeline.seconds)
 
 
-def _loaded(model: str | PathLike[str], device: torch.device) -> Loaded:
+def _noteworthy(detector: Detector, settings: CropSettings, jpegtran: str | None) -> Iterator[str]:
+    """What deserves a line before the first photo."""
+    source = detector.loaded.provenance.source
+    for note in detector.loaded.notes:
+        yield f"{source}: {note}"
+    if not detector.is_calibrated:
+        yield (
+            f"{source}: its confidence by the method {detector.method!r} is uncalibrated: rank photos by it, and do "
+            "not read it as a probability"
+        )
+    if settings.lossless and not settings.boxes_only and jpegtran is None:
+        yield (
+            "lossless: jpegtran is not installed (apt install libjpeg-turbo-progs, or brew install jpeg-turbo), so "
+            "JPEGs are re-encoded with their own tables"
+        )
+
+
+def _loaded(model: str | PathLike[str] | Loaded, device: str | None) -> Loaded:
     try:
-        return load(model if isinstance(model, str) else Path(model), device=device)
+        return load_or_given(model, device)
     except RuntimeError as error:
-        give_up(device, error)
+        give_up(torch.device(device or "cpu"), error)
 
 
 def _checked_device(device: str | None) -> str:

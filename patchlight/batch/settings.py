@@ -1,7 +1,9 @@
-"""What a run was asked for."""
+"""What a run was asked for, and how it goes about it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from patchlight.batch.formats import check_format
 from patchlight.images.crop import parse_aspect
 from patchlight.json_config import JsonConfig, check_types, require
 from patchlight.localizing.detector import MOST_TILES, DetectorOptions
@@ -9,7 +11,7 @@ from patchlight.localizing.detector import MOST_TILES, DetectorOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CropSettings(JsonConfig):
-    """What the rows and crops depend on, besides the photos and the model."""
+    """What to find in photos and what to cut: all that rows and crops depend on, besides the photos and the model."""
 
     # What to find, see `localize`.
     method: str = "auto"
@@ -61,3 +63,24 @@ class CropSettings(JsonConfig):
             second_look=self.second_look,
             tiles=None if self.tiles is None else (self.tiles, self.tiles),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CropRunSettings:
+    """How a run does it, and what it writes besides rows and crops, which do not depend on any of this."""
+
+    device: str | None = None  # "cpu", "cuda", "cuda:1"; None for the GPU where there is one
+    workers: int = 2  # processes that read and cut; 0 for none
+    batch_size: int = 32  # photos that a GPU looks at together
+    overwrite: bool = False  # begin anew in a folder with other settings
+    formats: Sequence[str] = ()  # further files: json, csv, megadetector, coco
+    report: bool = True  # report.html and its thumbnails
+    overlay: bool = False  # pictures with heat and boxes over each photo
+
+    def __post_init__(self) -> None:
+        for name, least in (("workers", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            require(type(value) is int and value >= least, f"{name}={value} must be {least} or more")
+        require(not isinstance(self.formats, str), f"formats={self.formats!r} is one word; give a list of them")
+        for each in self.formats:
+            check_format(each)

@@ -2,47 +2,39 @@
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from patchlight.batch.formats import Format, export, file_of
-from patchlight.batch.inputs import Input, Inputs
+from patchlight.batch.inputs import Input
 from patchlight.batch.overlay import draw_overlay, overlay_mark, overlay_name
-from patchlight.batch.pipeline import Steps, result_of
-from patchlight.batch.pool import Pool
+from patchlight.batch.pipeline import CropRun, result_of
 from patchlight.batch.report import mark_of, thumbnail_name, write_report
-from patchlight.batch.results import Journal, ResultFolder, digest, read_json, size_of
+from patchlight.batch.results import digest, read_json, size_of
 from patchlight.batch.rows import Row
 from patchlight.batch.work import make_thumbnail, stamp_of
-from patchlight.config import PreprocessConfig
 from patchlight.files import writing
-from patchlight.localizing.detector import Detector
 from patchlight.weights.load import Loaded
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a call is to write, besides rows and crops."""
-
-    formats: tuple[str, ...] = ()
-    report: bool = True
-    overlay: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
+class CropSummary:
     """What a run came to."""
 
     folder: Path
     photos: int
+    """All that have rows."""
     computed: int
     """By this call; the others were there."""
     failed: int
+    """Photos that could not be used; their rows say why."""
     decisions: dict[str, int] = field(default_factory=dict)
+    """How many photos got which decision."""
     reasons: dict[str, int] = field(default_factory=dict)
+    """How many photos failed for which reason."""
     crops: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     """Files in the folders that are no photos, by their endings, see `Inputs`."""
@@ -59,17 +51,20 @@ class Summary:
     """The same by a model whose classes have names alone, the commonest first; photos of no name are left out."""
     seconds: float = 0.0
     rate: float = 0.0
+    """Photos a second, of those that were computed."""
     report: Path | None = None
     exports: tuple[Path, ...] = ()
+    """The files of `formats`."""
     nothing_to_do: bool = False
     """All of it was there, and nothing was written."""
 
     @property
     def exit_code(self) -> int:
+        """Of the command line: 3 where photos failed."""
         return 3 if self.failed else 0
 
 
-def _summary(folder: ResultFolder, values: dict[str, Any], wanted: Wanted, **more: Any) -> Summary:
+def _summary(run: CropRun, values: dict[str, Any], **more: Any) -> CropSummary:
     """By what summary.json holds."""
     names = (
         "photos",
@@ -84,76 +79,68 @@ def _summary(folder: ResultFolder, values: dict[str, Any], wanted: Wanted, **mor
         "labels",
     )
     counts: dict[str, Any] = {name: values[name] for name in names if name in values}
-    return Summary(
-        folder=folder.path,
+    return CropSummary(
+        folder=run.folder.path,
         failed=values["status"]["error"],
         **counts,
-        report=folder.path / "report.html" if wanted.report else None,
-        exports=tuple(folder.path / file_of(each) for each in wanted.formats),
+        report=run.folder.path / "report.html" if run.how.report else None,
+        exports=tuple(run.folder.path / file_of(each) for each in run.how.formats),
         **more,
     )
 
 
-def earlier_summary(folder: ResultFolder, inputs: Inputs, journal: Journal, wanted: Wanted) -> Summary | None:
+def earlier_summary(run: CropRun) -> CropSummary | None:
     """The summary of a run that has written everything that is wanted; None if something is to be written.
 
     What was changed or lost since is to be written again: files are known by their stamps, pictures by their sizes.
     """
+    folder, photos = run.folder, run.inputs.photos
     summary = read_json(folder.summary)
     finished = read_json(folder.finished)
-    if summary is None or finished is None or finished.get("inputs_sha256") != digest(inputs.photos, journal):
+    if summary is None or finished is None or finished.get("inputs_sha256") != digest(photos, run.journal):
         return None
     stamps = finished.get("files", {})
-    if not {*_files(folder, wanted, wanted.formats)} <= stamps.keys():
+    if not {*_files(run, run.how.formats)} <= stamps.keys():
         return None
     if any(stamps[name] != _stamp(folder.path / name) for name in stamps):
         return None
-    if wanted.report and finished.get("thumbs") != _sizes_sha256(folder.thumbs, inputs.photos, thumbnail_name):
+    if run.how.report and finished.get("thumbs") != _sizes_sha256(folder.thumbs, photos, thumbnail_name):
         return None
-    if wanted.overlay and finished.get("overlays") != _sizes_sha256(folder.overlays, inputs.photos, overlay_name):
+    if run.how.overlay and finished.get("overlays") != _sizes_sha256(folder.overlays, photos, overlay_name):
         return None
-    left = {"skipped": inputs.skipped, "crops_of_others": folder.crops_of_others(inputs.photos, journal)}
+    left = {"skipped": run.inputs.skipped, "crops_of_others": folder.crops_of_others(photos, run.journal)}
     if any(summary.get(name) != value for name, value in left.items()):
         return None
-    return _summary(folder, summary, wanted, computed=0, nothing_to_do=True)
+    return _summary(run, summary, computed=0, nothing_to_do=True)
 
 
-def finish(
-    folder: ResultFolder,
-    inputs: Inputs,
-    journal: Journal,
-    detector: Detector,
-    made_with: dict[str, Any],
-    wanted: Wanted,
-    computed: int,
-    seconds: float,
-    pool: Pool,
-    steps: Steps,
-) -> Summary:
-    photos, loaded = inputs.photos, detector.loaded
+def finish(run: CropRun, made_with: Mapping[str, Any], computed: int, seconds: float) -> CropSummary:
+    """Write everything that is said of the rows; `computed` of them took so many `seconds`."""
+    folder, journal, photos, detector = run.folder, run.journal, run.inputs.photos, run.detector
+    loaded = detector.loaded
 
     def rows() -> Iterator[Row]:
-        return steps.through((journal.row(photo) for photo in photos), len(photos), "write")
+        return run.each((journal.row(photo) for photo in photos), len(photos), "row")
 
     counts = _Counts()
-    folder.write_rows(map(counts.add, rows()), bursts=made_with["burst"])
+    folder.write_rows(map(counts.add, rows()), bursts=run.settings.burst)
     # What an earlier call wrote is kept up to date; results.csv is, anyway.
     kept = {each for each in get_args(Format) if each != "csv" and (folder.path / file_of(each)).exists()}
-    formats = [each for each in get_args(Format) if each in {*wanted.formats, *kept}]
+    formats = [each for each in get_args(Format) if each in {*run.how.formats, *kept}]
     for each in formats:
         export(
             folder.path,
             each,
             rows,
-            base=inputs.base,
+            base=run.inputs.base,
             detector=loaded.provenance.source,
             calibration=detector.calibration,
         )
-    if wanted.report:
-        thumbs = _draw_thumbnails(folder, photos, journal, loaded.preprocess.config, pool, steps)
+    if run.how.report:
+        thumbs = _draw_thumbnails(run)
         names = [thumbnail_name(photo.place) for photo in photos]
         write_report(folder.path, rows(), [name if name in thumbs else "" for name in names])
-    _draw_overlays(folder, photos, journal, rows, pool, steps, draw=wanted.overlay)
+    _draw_overlays(run, rows)
     failed = sum(counts.reasons.values())
     rate = computed / seconds if computed and seconds > 0 else 0.0
     values = {
@@ -164,9 +151,9 @@ def finish(
         "reasons": dict(sorted(counts.reasons.items())),
         "crops": counts.crops,
         "crops_of_others": folder.crops_of_others(photos, journal),
-        "skipped": inputs.skipped,
-        **({"encoded": sum(journal.entries[photo.file].encoded for photo in photos)} if made_with["lossless"] else {}),
-        **({"bursts": counts.of_bursts()} if made_with["burst"] else {}),
+        "skipped": run.inputs.skipped,
+        **({"encoded": sum(journal.entries[photo.file].encoded for photo in photos)} if run.settings.lossless else {}),
+        **({"bursts": counts.of_bursts()} if run.settings.burst else {}),
         **counts.of_names(loaded),
         "calibrated": detector.is_calibrated,
         "settings": {name: value for name, value in made_with.items() if not name.startswith("model")},
@@ -176,28 +163,29 @@ def finish(
             "sha256": loaded.provenance.sha256,
             "licence": loaded.provenance.licence,
         },
-        "base": inputs.base,
+        "base": run.inputs.base,
         "exports": formats,
     }
     folder.write_json(folder.summary, values)
     # Last: it says that all the others are there. What differs from run to run is here, and nowhere else.
     finished = {
         "inputs_sha256": digest(photos, journal),
-        "files": {name: _stamp(folder.path / name) for name in _files(folder, wanted, formats)},
-        "thumbs": _sizes_sha256(folder.thumbs, photos, thumbnail_name) if wanted.report else None,
-        "overlays": _sizes_sha256(folder.overlays, photos, overlay_name) if wanted.overlay else None,
+        "files": {name: _stamp(folder.path / name) for name in _files(run, formats)},
+        "thumbs": _sizes_sha256(folder.thumbs, photos, thumbnail_name) if run.how.report else None,
+        "overlays": _sizes_sha256(folder.overlays, photos, overlay_name) if run.how.overlay else None,
         "computed": computed,
         "seconds": round(seconds, 2),
         "photos_per_second": round(rate, 2),
     }
     folder.write_json(folder.finished, finished)
     folder.anew.unlink(missing_ok=True)
-    return _summary(folder, values, wanted, computed=computed, seconds=seconds, rate=rate)
+    return _summary(run, values, computed=computed, seconds=seconds, rate=rate)
 
 
-def _files(folder: ResultFolder, wanted: Wanted, formats: Sequence[str]) -> list[str]:
+def _files(run: CropRun, formats: Sequence[str]) -> list[str]:
     """The names of what is written, but for pictures and crops."""
-    own = [folder.results.name, folder.table.name, folder.summary.name, *(["report.html"] if wanted.report else [])]
+    folder = run.folder
+    own = [folder.results.name, folder.table.name, folder.summary.name, *(["report.html"] if run.how.report else [])]
     return [*own, *(file_of(each) for each in formats)]
 
 
@@ -218,15 +206,10 @@ def _sizes_sha256(folder: Path, photos: Sequence[Input], name_of: Callable[[str]
     return sizes.hexdigest()
 
 
-def _draw_thumbnails(
-    folder: ResultFolder,
-    photos: Sequence[Input],
-    journal: Journal,
-    config: PreprocessConfig,
-    pool: Pool,
-    steps: Steps,
-) -> set[str]:
+def _draw_thumbnails(run: CropRun) -> set[str]:
     """The names of those that are there, once the missing ones were made."""
+    folder, journal, photos = run.folder, run.journal, run.inputs.photos
+    config = run.detector.loaded.preprocess.config
     shown = {thumbnail_name(photo.place): photo for photo in photos if journal.entries[photo.file].reason is None}
     stamps = {name: journal.entries[photo.file].stamp for name, photo in shown.items()}
     there = folder.current_thumbs({name: mark_of(stamp) for name, stamp in stamps.items()}, journal)
@@ -234,24 +217,16 @@ def _draw_thumbnails(
     with writing(folder.thumbs):
         folder.thumbs.mkdir(exist_ok=True)
     made = (
-        (name, pool.submit(make_thumbnail, shown[name].file, stamps[name], config, folder.thumbs / name))
+        (name, run.pool.submit(make_thumbnail, shown[name].file, stamps[name], config, folder.thumbs / name))
         for name in missing
     )
-    return there | _made(made, len(missing), pool, steps)
+    return there | _made(run, made, len(missing))
 
 
-def _draw_overlays(
-    folder: ResultFolder,
-    photos: Sequence[Input],
-    journal: Journal,
-    rows: Callable[[], Iterator[Row]],
-    pool: Pool,
-    steps: Steps,
-    *,
-    draw: bool,
-) -> None:
-    """The same of pictures with what was found; without `draw`, those that show what is no longer so go away."""
-    if not draw and not folder.overlays.exists():
+def _draw_overlays(run: CropRun, rows: Callable[[], Iterator[Row]]) -> None:
+    """The same of pictures with what was found; where none are wanted, those that show what is no longer so go away."""
+    folder, journal, photos = run.folder, run.journal, run.inputs.photos
+    if not run.how.overlay and not folder.overlays.exists():
         return
     shown, marks = {}, {}
     for photo, row in zip(photos, rows(), strict=True):
@@ -259,18 +234,18 @@ def _draw_overlays(
             shown[name := overlay_name(photo.place)] = photo
             marks[name] = overlay_mark(journal.entries[photo.file].stamp, row)
     there = folder.current_overlays(marks, journal)
-    missing = [name for name in shown if name not in there] if draw else []
+    missing = [name for name in shown if name not in there] if run.how.overlay else []
 
     def drawn() -> Iterator[tuple[str, "Future[bool]"]]:
         for name in missing:
             photo = shown[name]
             stamp, row = journal.entries[photo.file].stamp, journal.row(photo)
-            yield name, pool.submit(draw_overlay, photo.file, stamp, row, folder.overlays / name)
+            yield name, run.pool.submit(draw_overlay, photo.file, stamp, row, folder.overlays / name)
 
-    _made(drawn(), len(missing), pool, steps)
+    _made(run, drawn(), len(missing))
 
 
-def _made(pictures: Iterator[tuple[str, "Future[bool]"]], count: int, pool: Pool, steps: Steps) -> set[str]:
+def _made(run: CropRun, pictures: Iterator[tuple[str, "Future[bool]"]], count: int) -> set[str]:
     """The names of those that could be made; a few are waited for at a time, whatever their number."""
     made: set[str] = set()
     waiting: deque[tuple[str, Future[bool]]] = deque()
@@ -281,9 +256,9 @@ def _made(pictures: Iterator[tuple[str, "Future[bool]"]], count: int, pool: Pool
             if result_of(future) is True:
                 made.add(name)
 
-    for each in steps.through(pictures, count, "draw"):
+    for each in run.each(pictures, count, "picture"):
         waiting.append(each)
-        take(2 * pool.workers)
+        take(2 * run.pool.workers)
     take(0)
     return made
 

@@ -1,9 +1,6 @@
 """Folders of photos to folders of crops."""
 
 import re
-import sys
-import time
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +10,12 @@ import typer
 from patchlight.commands.options import parse_share
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
-from patchlight.reporting import SECONDS_BETWEEN_LINES
 
 MOST_NAMES = 10
 """Of what photos show, that are printed."""
 
 if TYPE_CHECKING:
-    from patchlight.batch.pipeline import Progress
-    from patchlight.batch.summary import Summary
+    from patchlight.batch.summary import CropSummary
 
 
 def crop(
@@ -70,7 +65,7 @@ def crop(
         raise PatchlightError(f"--subjects {subjects}: give a number of 1 or more, or all")
 
     from patchlight.batch.runner import crop_photos
-    from patchlight.batch.settings import CropSettings
+    from patchlight.batch.settings import CropRunSettings, CropSettings
 
     try:
         settings = CropSettings(
@@ -86,68 +81,20 @@ def crop(
             boxes_only=boxes_only,
             lossless=lossless,
         )
-        with ProgressShown() as shown:
-            summary = crop_photos(
-                paths,
-                out,
-                settings,
-                model=model,
-                device=device,
-                workers=workers,
-                batch_size=batch,
-                overwrite=overwrite,
-                formats=formats or (),
-                overlay=overlay,
-                watch=shown.watch,
-                tell=shown.tell,
-            )
+        how = CropRunSettings(
+            device=device,
+            workers=workers,
+            batch_size=batch,
+            overwrite=overwrite,
+            formats=formats or (),
+            overlay=overlay,
+        )
+        summary = crop_photos(paths, out, settings, how, model=model)
     except PatchlightError as error:
         raise PatchlightError(with_flags(str(error))) from None
     _print_summary(summary, Path(out))
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
-
-
-class ProgressShown:
-    """A bar on a terminal; elsewhere a line from time to time."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-        from rich.table import Column
-
-        # On a narrow terminal what may be wrapped gets shorter: the bar alone.
-        counts, times = (kind(table_column=Column(no_wrap=True)) for kind in (MofNCompleteColumn, TimeRemainingColumn))
-        columns = (BarColumn(), counts, TextColumn("{task.fields[how]}"), times)
-        self._on_terminal = sys.stderr.isatty()
-        self._bars = Bars(*columns, console=Console(stderr=True), disable=not self._on_terminal)
-        self._bar = self._bars.add_task("", total=None, how="")
-        self._said = time.monotonic()
-
-    def __enter__(self) -> "ProgressShown":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bars.stop()
-
-    def watch(self, now: "Progress") -> None:
-        failed = f", {now.failed:,} failed" if now.failed else ""
-        how = {
-            "look": f"looking, {now.rate:.1f} photos/s{failed}",
-            "crop": f"{now.rate:.1f} photos/s{failed}",
-            "write": f"writing, {now.rate:,.0f} rows/s",
-            "draw": f"drawing, {now.rate:.1f} pictures/s",
-        }[now.stage]
-        self._bars.update(self._bar, completed=now.done, total=now.total, how=how)
-        if not self._on_terminal and time.monotonic() - self._said > SECONDS_BETWEEN_LINES:
-            self._said = time.monotonic()
-            left = "" if now.seconds_left is None else f", {timedelta(seconds=round(now.seconds_left))} left"
-            typer.echo(f"{now.done:,} of {now.total:,}: {how}{left}", err=True)
-
-    def tell(self, line: str) -> None:
-        self._bars.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 _FLAGS = {
@@ -177,7 +124,7 @@ def with_flags(message: str) -> str:
     return re.sub(rf"(^|with )({'|'.join(_FLAGS)})={value}(?:, not {value})?", named, message)
 
 
-def _print_summary(summary: "Summary", out: Path) -> None:
+def _print_summary(summary: "CropSummary", out: Path) -> None:
     from patchlight.batch.rows import read_rows
 
     found = ", ".join(f"{count:,} {decision}" for decision, count in summary.decisions.items() if count)

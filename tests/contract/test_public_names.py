@@ -8,10 +8,11 @@ import pytest
 import patchlight
 
 PUBLIC = [
-    *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "ImageError", "Loaded", "Localization"),
-    *("PatchlightError", "PatchlightWarning", "Prediction", "PreprocessConfig", "Progress", "Reporter", "Subject"),
-    *("Swin", "SwinConfig", "Trained", "ViT", "ViTConfig", "View"),
-    *("attention", "classify", "costs", "decode", "finetune", "load", "localize", "save", "train", "variant"),
+    *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "CropRunSettings", "CropSettings"),
+    *("CropSummary", "ImageError", "Loaded", "Localization", "PatchlightError", "PatchlightWarning", "Prediction"),
+    *("PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig", "Trained", "ViT"),
+    *("ViTConfig", "View", "attention", "classify", "costs", "crop_photos", "decode", "finetune", "load"),
+    *("localize", "save", "train", "variant"),
 ]
 
 

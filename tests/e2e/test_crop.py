@@ -16,26 +16,25 @@ import pytest
 
 from camera_traps import Walk, save_bright, write_frames
 from crop_runs import everything_in, make_photos, rows_of, save_model
-from patchlight.batch.pipeline import Progress
-from patchlight.commands import crop as command
+from patchlight import reporting
 from patchlight.commands.crop import with_flags
+from patchlight.reporting import Progress
 
 PROGRAM = """
 import sys, time
+import patchlight as pl
 from patchlight.signals import Stopped
-from patchlight.batch.runner import crop_photos
-from patchlight.batch.settings import CropSettings
-from patchlight.errors import PatchlightError
 
 def main():
     photos, out, model, workers, pause, burst = sys.argv[1:]
-    def watch(progress):
-        print(progress.done, flush=True)
+    def progress(now):
+        print(now.done, flush=True)
         time.sleep(float(pause))
     try:
-        settings = CropSettings(burst=bool(int(burst)))
-        summary = crop_photos([photos], out, settings, model=model, device="cpu", workers=int(workers), watch=watch)
-    except PatchlightError as error:
+        settings = pl.CropSettings(burst=bool(int(burst)))
+        how = pl.CropRunSettings(device="cpu", workers=int(workers))
+        summary = pl.crop_photos(photos, out, settings, how, model=model, reporter=pl.Reporter(progress=progress))
+    except pl.PatchlightError as error:
         sys.exit(print(error, file=sys.stderr) or 2)
     except Stopped as stopped:
         sys.exit(print(stopped, file=sys.stderr) or 128 + stopped.signal)
@@ -357,15 +356,18 @@ def test_mistakes_on_the_command_line(tmp_path: Path, model: Path, options: list
 
 
 def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 0.0)
-    with command.ProgressShown() as shown:
-        shown.watch(Progress(1_200, 40_000, 2, 9.5, 4084.2, "look"))
-        shown.watch(Progress(30_000, 40_000, 0, 20_000.0, 0.5, "write"))
-        monkeypatch.setattr(command, "SECONDS_BETWEEN_LINES", 30.0)
-        shown.watch(Progress(40_000, 40_000, 0, 20_000.0, 0.5, "write"))
+    monkeypatch.setattr(reporting, "SECONDS_BETWEEN_LINES", 0.0)
+    looking = Progress(
+        what="looking at photo", done=1_200, total=40_000, how="9.5 photos/s, 2 failed", seconds_left=4084.2
+    )
+    with reporting.on_terminal() as reporter:
+        reporter.progress(looking)
+        reporter.progress(Progress(what="row", done=30_000, total=40_000, how="20,000/s", seconds_left=0.4))
+        monkeypatch.setattr(reporting, "SECONDS_BETWEEN_LINES", 30.0)
+        reporter.progress(Progress(what="row", done=40_000, total=40_000))
     assert capfd.readouterr().err.splitlines() == [
-        "1,200 of 40,000: looking, 9.5 photos/s, 2 failed, 1:08:04 left",
-        "30,000 of 40,000: writing, 20,000 rows/s, 0:00:00 left",
+        "looking at photo 1,200 of 40,000: 9.5 photos/s, 2 failed, 1:08:04 left",
+        "row 30,000 of 40,000: 20,000/s, 0:00:00 left",
     ]
 
 
@@ -373,10 +375,9 @@ def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch, cap
 def test_on_a_narrow_terminal_the_bar_gets_shorter(width: int) -> None:
     program = """
 import sys
-from patchlight.batch.pipeline import Progress
-from patchlight.commands.crop import ProgressShown
-with ProgressShown() as shown:
-    shown.watch(Progress(1_200, 40_000, 12, 9.5, 4084.2, "look"))
+from patchlight.reporting import Progress, on_terminal
+with on_terminal() as reporter:
+    reporter.progress(Progress(what="photo", done=1_200, total=40_000, how="9.5 photos/s, 12 failed"))
 """
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
@@ -388,8 +389,10 @@ with ProgressShown() as shown:
             said += part
     os.close(ours)
     assert process.wait() == 0
-    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).splitlines()[-1].strip("\r")
-    assert re.search(r" 1200/40000 looking, 9.5 photos/s, 12 failed (-:--:--|\d+:\d\d:\d\d)", last), last
+    # At the end the bar is taken away, with the line that it was in.
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).splitlines()
+    last = [line for line in shown if "photo" in line][-1]
+    assert re.search(r"photo 1,200 of 40,000 .*9.5 photos/s, 12 failed", last), last
     assert last.count("\u2501") + last.count("\u2578") + last.count("\u257a") <= 40
 
 
@@ -404,7 +407,7 @@ def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
-    assert "its confidence by the method 'subject' is not calibrated" in done.stderr
+    assert "its confidence by the method 'subject' is uncalibrated" in done.stderr
     assert "5 none" in done.stdout
     assert "8 bursts, 5 of them empty; 5 empty frames" in done.stdout
     assert "no valid time" not in done.stdout

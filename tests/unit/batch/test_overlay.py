@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crop_runs import make_photos, photo, save_model
+from crop_runs import make_photos, photo, run_crop, save_model
 from patchlight.batch import summary as summary_module
 from patchlight.batch.overlay import draw_found, draw_overlay
-from patchlight.batch.runner import crop_photos
-from patchlight.batch.summary import Summary
+from patchlight.batch.summary import CropSummary
 from patchlight.batch.work import stamp_of
 from patchlight.errors import PatchlightError
 
@@ -37,8 +36,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return files
 
 
-def crop(photos: list[Path], out: Path, model: Path, *, overlay: bool = True, **more: Any) -> Summary:
-    return crop_photos(photos, out, model=model, workers=0, overlay=overlay, **more)
+def crop(photos: list[Path], out: Path, model: Path, *, overlay: bool = True, **more: Any) -> CropSummary:
+    return run_crop(photos, out, model=model, workers=0, overlay=overlay, **more)
 
 
 def names_in(folder: Path) -> set[str]:

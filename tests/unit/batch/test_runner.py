@@ -19,18 +19,17 @@ import pytest
 import torch
 from PIL import Image
 
-from crop_runs import everything_in, make_photos, photo, rows_of, save_model
+from crop_runs import everything_in, make_photos, photo, rows_of, run_crop, save_model
 from patchlight.batch import finder, pipeline, results, work
 from patchlight.batch import summary as summary_module
-from patchlight.batch.pipeline import Progress
-from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
-from patchlight.batch.summary import Summary
+from patchlight.batch.summary import CropSummary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.images.crop import region_around
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.detector import Detector, localize
+from patchlight.reporting import Progress
 from patchlight.weights.load import load
 
 BAD_IMAGES = Path(__file__).parents[4] / "shared" / "data" / "bad-images"
@@ -63,9 +62,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def crop(
     paths: Any, out: Path, model: Any, settings: CropSettings | None = None, *, workers: int = 0, **more: Any
-) -> Summary:
+) -> CropSummary:
     paths = paths if isinstance(paths, list) else [paths]
-    return crop_photos(paths, out, settings, model=model, device="cpu", workers=workers, **more)
+    return run_crop(paths, out, settings, model=model, device="cpu", workers=workers, **more)
 
 
 # What comes out
@@ -143,23 +142,24 @@ def test_where_it_is_unsure_a_crop_can_be_left_out(photos: Path, tmp_path: Path,
 def test_progress(photos: Path, tmp_path: Path, model: Path) -> None:
     seen: list[Progress] = []
     (photos / "bad.jpg").write_bytes(b"")
-    crop(photos, tmp_path / "out", model, watch=seen.append)
+    crop(photos, tmp_path / "out", model, progress=seen.append)
     assert [each.done for each in seen] == sorted(each.done for each in seen)
-    assert (seen[-1].done, seen[-1].total, seen[-1].failed, seen[-1].seconds_left) == (7, 7, 1, 0)
-    assert all(each.rate > 0 for each in seen)
+    last = seen[-1]
+    assert (last.what, last.done, last.total, last.seconds_left) == ("photo", 7, 7, 0)
+    assert last.how.endswith(" photos/s, 1 failed")
 
 
 def test_progress_of_what_is_written_at_the_end(
     photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Progress] = []
-    crop(photos, tmp_path / "quick", model, watch=seen.append, overlay=True)
-    assert {each.stage for each in seen} == {"crop"}, "what takes no time goes without saying"
-    monkeypatch.setattr(pipeline, "_WATCH_SECONDS", 0.0)
-    crop(photos, tmp_path / "slow", model, watch=seen.append, overlay=True)
-    for stage in ("write", "draw"):
-        assert [each.done for each in seen if each.stage == stage][:5] == [1, 2, 3, 4, 5]
-        assert all(each.total == 6 and each.rate > 0 for each in seen if each.stage == stage)
+    crop(photos, tmp_path / "quick", model, progress=seen.append, overlay=True)
+    assert {each.what for each in seen} == {"photo"}, "what takes no time goes without saying"
+    monkeypatch.setattr(pipeline, "_PROGRESS_SECONDS", 0.0)
+    crop(photos, tmp_path / "slow", model, progress=seen.append, overlay=True)
+    for what in ("row", "picture"):
+        assert [each.done for each in seen if each.what == what][:5] == [1, 2, 3, 4, 5]
+        assert all(each.total == 6 and each.how.endswith("/s") for each in seen if each.what == what)
 
 
 def test_a_second_look_and_tiles_are_those_of_localize(photos: Path, tmp_path: Path, model: Path) -> None:
@@ -197,7 +197,7 @@ def test_crops_that_a_lossless_run_had_to_encode_are_counted(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     out, settings = tmp_path / "out", CropSettings(lossless=True)
     with pytest.raises(Cut):
-        crop(photos, out, model, settings, watch=stop_after(3))
+        crop(photos, out, model, settings, progress=stop_after(3))
     assert crop(photos, out, model, settings).encoded == 6, "neither the PNG nor the JPEG 2000 is a JPEG"
     assert crop(photos, out, model, settings).encoded == 6
     assert json.loads((out / "summary.json").read_text())["encoded"] == 6
@@ -247,11 +247,11 @@ def test_mistakes_leave_no_folder_behind(
         crop(photos, out, model, workers=-1)
     for device in ("meta", "nonsense", "cuda:77"):
         with pytest.raises(PatchlightError, match=f"^device='{device}' does not compute here"):
-            crop_photos([photos], out, model=model, device=device)
+            run_crop([photos], out, model=model, device=device)
     assert not out.exists()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PatchlightError, match=r"^out='' is not a folder; name one"):
-        crop_photos([photos], "", model=model)
+        run_crop([photos], "", model=model)
     assert not (tmp_path / ".run").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(PatchlightError, match="cannot be written"):
@@ -524,7 +524,7 @@ def test_a_named_photo_that_goes_before_it_has_a_row_gets_one_when_the_run_goes_
     out = tmp_path / "out"
     paths: list[Any] = make_photos(tmp_path / "photos", 40)
     with pytest.raises(Cut):
-        crop(paths, out, model, watch=stop_after(1))
+        crop(paths, out, model, progress=stop_after(1))
     assert rows_in_journal(out) < 40
     paths[-1].unlink()
     with pytest.raises(PatchlightError, match=r"typo\.jpg: there is no such file"):
@@ -723,7 +723,7 @@ def test_it_goes_on_where_it_was(photos: Path, tmp_path: Path, model: Path, look
     crop(photos, tmp_path / "whole", model)
     looked_at.clear()
     with pytest.raises(Cut):
-        crop(photos, tmp_path / "out", model, watch=stop_after(count))
+        crop(photos, tmp_path / "out", model, progress=stop_after(count))
     finished = rows_in_journal(tmp_path / "out")
     assert finished >= count
     looked_at.clear()
@@ -748,7 +748,7 @@ def test_a_run_that_overwrites_goes_on_where_it_was_and_begins_anew_once_it_has_
         crop(photos, out, model)
     lines: list[str] = []
     with pytest.raises(Cut):
-        crop(photos, out, model, wide, overwrite=True, watch=stop_after(3), tell=lines.append)
+        crop(photos, out, model, wide, overwrite=True, progress=stop_after(3), tell=lines.append)
     assert lines == []
     finished = rows_in_journal(out)
     looked_at.clear()
@@ -778,13 +778,13 @@ def test_a_run_that_overwrites_begins_anew_after_others(photos: Path, tmp_path: 
     out, wide = tmp_path / "out", CropSettings(margin=0.2)
     lines: list[str] = []
     with pytest.raises(Cut):
-        crop(photos, out, model, watch=stop_after(3))
+        crop(photos, out, model, progress=stop_after(3))
     with pytest.raises(Cut):
-        crop(photos, out, model, overwrite=True, watch=stop_after(1), tell=lines.append)
+        crop(photos, out, model, overwrite=True, progress=stop_after(1), tell=lines.append)
     assert lines == [], "the first had not been told to"
     assert crop(photos, out, model, wide, overwrite=True).computed == 6, "with other settings it is another"
     with pytest.raises(Cut):
-        crop(photos, out, model, overwrite=True, watch=stop_after(1))
+        crop(photos, out, model, overwrite=True, progress=stop_after(1))
     assert crop(photos, out, model).computed < 6, "without being told again, too, it goes on"
     assert crop(photos, out, model, overwrite=True).computed == 6
 
@@ -810,7 +810,7 @@ def test_two_processes_on_one_output(photos: Path, tmp_path: Path, model: Path) 
         inside.set()
         leave.wait(30)
 
-    one = threading.Thread(target=lambda: crop(photos, out, model, watch=watch))
+    one = threading.Thread(target=lambda: crop(photos, out, model, progress=watch))
     one.start()
     inside.wait(30)
     try:
@@ -828,7 +828,7 @@ def test_a_full_disk(photos: Path, tmp_path: Path, model: Path, monkeypatch: pyt
     make_photos(photos, 12)
     crop(photos, tmp_path / "whole", model)
     with pytest.raises(Cut):
-        crop(photos, out, model, watch=stop_after(2))
+        crop(photos, out, model, progress=stop_after(2))
     before = everything_in(out)
 
     def full(path: Path) -> bool:
@@ -1081,7 +1081,7 @@ def test_deleted_before_it_is_read(photos: Path, tmp_path: Path, model: Path) ->
     def watch(progress: Progress) -> None:
         (photos / "zzz.jpg").unlink(missing_ok=True)
 
-    summary = crop(photos, tmp_path / "out", model, watch=watch)
+    summary = crop(photos, tmp_path / "out", model, progress=watch)
     assert summary.reasons == {"gone": 1}
     row = rows_of(tmp_path / "out")[-1]
     assert (row["status"], row["reason"]) == ("error", "gone")

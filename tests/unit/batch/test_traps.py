@@ -13,16 +13,15 @@ import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
 from camera_traps import ANIMAL, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
-from crop_runs import everything_in, rows_of
+from crop_runs import everything_in, rows_of, run_crop
 from patchlight.batch import pipeline, sequences
-from patchlight.batch.pipeline import Progress
-from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
-from patchlight.batch.summary import Summary
+from patchlight.batch.summary import CropSummary
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
 from patchlight.localizing.decide import GENERIC
 from patchlight.localizing.detector import Detector
+from patchlight.reporting import Progress
 from patchlight.weights.load import Loaded, load
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -52,11 +51,11 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def crop(photos: Path, out: Path, model: Any, *, workers: int = 0, burst: bool = True, **more: Any) -> Summary:
+def crop(photos: Path, out: Path, model: Any, *, workers: int = 0, burst: bool = True, **more: Any) -> CropSummary:
     settings = CropSettings(
         burst=burst, **{name: more.pop(name) for name in ("second_look", "boxes_only") if name in more}
     )
-    return crop_photos([photos], out, settings, model=model, device=None, workers=workers, **more)
+    return run_crop([photos], out, settings, model=model, device=None, workers=workers, **more)
 
 
 def best_box(row: dict[str, Any]) -> Box:
@@ -246,7 +245,7 @@ class Cut(Exception):  # noqa: N818
 
 def stop_at(stage: str, count: int) -> Callable[[Progress], None]:
     def watch(progress: Progress) -> None:
-        if progress.stage == stage and progress.done >= count:
+        if progress.what == stage and progress.done >= count:
             raise Cut
 
     return watch
@@ -259,7 +258,10 @@ def two_cameras(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("stage", "count"), [("look", 1), ("look", 9), ("look", 15), ("crop", 3), ("crop", 10)])
+@pytest.mark.parametrize(
+    ("stage", "count"),
+    [("looking at photo", 1), ("looking at photo", 9), ("looking at photo", 15), ("photo", 3), ("photo", 10)],
+)
 @pytest.mark.parametrize("boxes_only", [False, True])
 def test_it_goes_on_where_it_was(
     tmp_path: Path, model: Loaded, looked_at: list[int], stage: str, count: int, boxes_only: bool
@@ -268,7 +270,7 @@ def test_it_goes_on_where_it_was(
     crop(photos, tmp_path / "whole", model, boxes_only=boxes_only)
     looked_at.clear()
     with pytest.raises(Cut):
-        crop(photos, tmp_path / "out", model, boxes_only=boxes_only, watch=stop_at(stage, count))
+        crop(photos, tmp_path / "out", model, boxes_only=boxes_only, progress=stop_at(stage, count))
     crop(photos, tmp_path / "out", model, boxes_only=boxes_only)
     assert everything_in(tmp_path / "out") == everything_in(tmp_path / "whole")
     for name in ("journal.jsonl", "looks.jsonl"):

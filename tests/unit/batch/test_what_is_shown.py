@@ -10,11 +10,10 @@ import torch
 
 import patchlight as pl
 from bright_subjects import sees_what_is_bright
-from crop_runs import make_photos, rows_of, save_model
-from patchlight.batch.runner import crop_photos
+from crop_runs import make_photos, rows_of, run_crop, save_model
 from patchlight.batch.sequences import FrameHeat, judged
 from patchlight.batch.settings import CropSettings
-from patchlight.batch.summary import Summary
+from patchlight.batch.summary import CropSummary
 from patchlight.commands.crop import _print_summary
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
@@ -42,7 +41,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("how", [{}, {"second_look": True}, {"tiles": 2}, {"burst": True}, {"method": "features"}])
 def test_rows_have_what_the_model_says(how: dict[str, Any], photos: Path, tmp_path: Path, model: Path) -> None:
     loaded = pl.load(model)
-    summary = crop_photos([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
+    summary = run_crop([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
     rows = rows_of(tmp_path / "out")
     for row, path in zip(rows, sorted(photos.iterdir()), strict=True):
         with torch.inference_mode():
@@ -56,13 +55,13 @@ def test_rows_have_what_the_model_says(how: dict[str, Any], photos: Path, tmp_pa
     counted = {group: found.count(group) for group in sorted(set(found))}
     assert summary.groups == counted
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["groups"] == counted
-    again = crop_photos([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
+    again = run_crop([photos], tmp_path / "out", CropSettings(**how), model=model, workers=0, device="cpu")
     assert (again.computed, again.groups) == (0, counted)
 
 
 def test_without_groups_nothing_is_said(photos: Path, tmp_path: Path) -> None:
     plain = save_model(tmp_path / "plain")
-    summary = crop_photos([photos], tmp_path / "out", model=plain, workers=0, device="cpu")
+    summary = run_crop([photos], tmp_path / "out", model=plain, workers=0, device="cpu")
     assert summary.groups is None
     assert all(row[name] is None for row in rows_of(tmp_path / "out") for name in NAMED)
     assert "groups" not in json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -79,10 +78,10 @@ def test_classes_without_groups_are_named(
     labelled = save(grouped.model, tmp_path / "labelled", **about)
     with_groups = save(grouped.model, tmp_path / "with groups", **about, groups=grouped.groups)
     out = tmp_path / "out"
-    summary = crop_photos([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
+    summary = run_crop([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
     rows = rows_of(out)
     other = tmp_path / "other"
-    crop_photos([photos], other, CropSettings(**how), model=with_groups, workers=0, device="cpu")
+    run_crop([photos], other, CropSettings(**how), model=with_groups, workers=0, device="cpu")
     for row, expected in zip(rows, rows_of(other), strict=True):
         assert row["group"] is row["group_confidence"] is None
         if expected["label"] != "bird":  # which is a part of a group, and no class
@@ -94,7 +93,7 @@ def test_classes_without_groups_are_named(
     assert list(summary.labels.values()) == sorted(summary.labels.values(), reverse=True)
     assert summary.groups is None
     assert json.loads((out / "summary.json").read_text())["labels"] == summary.labels
-    again = crop_photos([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
+    again = run_crop([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
     assert (again.nothing_to_do, again.labels) == (True, summary.labels)
     _print_summary(summary, out)
     shown = [f"{count} {name}" for name, count in summary.labels.items()]
@@ -105,7 +104,9 @@ def test_classes_without_groups_are_named(
 def test_of_many_names_the_commonest_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = {f"{number}\x1b[0m": 20 - number for number in range(12)}
     decisions = {"subject": sum(labels.values()) + 3, "several": 0, "unsure": 0, "none": 7}
-    _print_summary(Summary(tmp_path, photos=500, computed=0, failed=0, decisions=decisions, labels=labels), tmp_path)
+    _print_summary(
+        CropSummary(tmp_path, photos=500, computed=0, failed=0, decisions=decisions, labels=labels), tmp_path
+    )
     line = next(each for each in capsys.readouterr().out.splitlines() if each.startswith("shown: "))
     assert line.startswith("shown: 20 '0\\x1b[0m', 19 '1\\x1b[0m', ")
     assert line.endswith(", 19 of 2 more, 3 without a name")
@@ -116,7 +117,7 @@ def test_confidence_that_was_fitted_to_another_model_is_marked(photos: Path, tmp
     for method, calibrated in (("subject", True), ("tokencut", False)):
         out = tmp_path / method
         settings = CropSettings(method=method)
-        crop_photos([photos], out, settings, model=model, workers=0, device="cpu", tell=lines.append)
+        run_crop([photos], out, settings, model=model, workers=0, device="cpu", tell=lines.append)
         assert json.loads((out / "summary.json").read_text())["calibrated"] is calibrated
     assert [line for line in lines if "uncalibrated" in line] == [
         f"{model}: its confidence by the method 'tokencut' is uncalibrated: rank photos by it, and do not read it as "
@@ -125,12 +126,12 @@ def test_confidence_that_was_fitted_to_another_model_is_marked(photos: Path, tmp
 
 
 def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> None:
-    crop_photos([photos], tmp_path / "out", model=model, workers=0, device="cpu")
+    run_crop([photos], tmp_path / "out", model=model, workers=0, device="cpu")
     loaded = pl.load(model)
     assert loaded.labels is not None
     save(loaded, tmp_path / "other", groups=Groups(loaded.labels, ("thing",) * 5))
     with pytest.raises(PatchlightError, match=r"started with model\.groups="):
-        crop_photos([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
+        run_crop([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
 
 
 def a_look(group: str, size: int = 96) -> FrameHeat:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import patchlight as pl
+from crop_runs import run_crop
 from models_at_random import tiny_vit
-from patchlight.batch.runner import crop_photos
 from patchlight.looking.look import look
 from patchlight.training.evaluate import evaluate_photos
 from patchlight.training.features import evaluate_features
@@ -119,7 +119,7 @@ def test_models_of_other_channels_load_and_refuse_photos(layout: str, channels: 
         lambda: look(PHOTO, loaded),
         lambda: evaluate_photos(loaded, tmp_path),
         lambda: evaluate_features(loaded, tmp_path),
-        lambda: crop_photos([photo], tmp_path / "out", model=loaded, workers=0),
+        lambda: run_crop([photo], tmp_path / "out", model=loaded, workers=0),
     ]
     for function in functions:
         with pytest.raises(pl.PatchlightError, match=f"takes images of {counted}, and a photo has 3") as raised:
