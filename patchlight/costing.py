@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from patchlight.config import Size
+from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig
 from patchlight.models.families import make_model
@@ -98,12 +99,9 @@ def measure_latency(config: ModelConfig, *, batch: int = 1, device: str = "cpu",
     """Time forward passes in float32 for about `seconds`, three at least: the median, after one or more to warm up."""
     if batch < 1:
         raise PatchlightError(f"batch={batch} must be 1 or more")
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    kind = device.partition(":")[0]
-    if kind not in ("cpu", here and here.type):
-        raise PatchlightError(f"device={device!r} is not here; use cpu" + (f" or {here.type}" if here else ""))
+    chosen = resolve_device(device)
     try:
-        with torch.device(device):
+        with chosen:
             model = make_model(config).eval()
             image_BCHW = torch.randn(batch, config.in_channels, *config.image_size)
     except (RuntimeError, AssertionError, TypeError, ValueError, MemoryError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from patchlight.commands.options import AsJson, Device, usual_device
+from patchlight.commands.options import AsJson, Device
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
@@ -82,13 +82,10 @@ def _showing(model: str) -> Iterator[Reporter]:
 
 
 def _load(model: str, device: str | None) -> "Loaded":
-    from patchlight.training.processes import usable_device
+    from patchlight.devices import resolve_device
     from patchlight.weights.load import load
 
-    chosen = usual_device() if device is None else device
-    loaded = load(model, device=chosen)
-    usable_device(chosen)  # one can load on to "meta", but not look at photos there
-    return loaded
+    return load(model, device=resolve_device(device))
 
 
 def _evaluate_features(

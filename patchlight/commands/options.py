@@ -55,9 +55,3 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
     changes = parse_values(settings)
     check_names_of_any(changes)
     return changes
-
-
-def usual_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

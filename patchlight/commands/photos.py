@@ -8,15 +8,16 @@ import typer
 
 from patchlight.commands.options import (
     AsJson,
+    Device,
     Like,
     Settings,
     Weights,
     parse_numbers,
     parse_settings,
     parse_size,
-    usual_device,
 )
 from patchlight.errors import PatchlightError
+from patchlight.reporting import Progress, on_terminal
 
 
 def classify(
@@ -26,16 +27,18 @@ def classify(
     settings: Settings = None,
     weights: Weights = None,
     like: Like = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
     changes = parse_settings(settings or [])
 
     from patchlight.classification import classify as classify_photo
+    from patchlight.devices import resolve_device
     from patchlight.images.decode import ImageError
     from patchlight.weights.load import load
 
-    loaded = load(model, weights=weights, like=like, **changes)
+    loaded = load(model, weights=weights, like=like, device=resolve_device(device), **changes)
     failed = 0
     for photo in photos:
         try:
@@ -68,6 +71,7 @@ def look(
     settings: Settings = None,
     weights: Weights = None,
     like: Like = None,
+    device: Device = None,
 ) -> None:
     """One page with pictures of what a model did with a photo: its attention, features and positions."""
     changes = parse_settings(settings or [])
@@ -76,14 +80,13 @@ def look(
     blocks = None if layers == "all" else parse_numbers("--layers", layers, "all, -1, or blocks such as 0,3,11")
     place = None if patch is None else parse_numbers("--patch", patch, "a row and a column, such as 3,5", count=2)
 
-    from rich.console import Console
-    from rich.text import Text
-
+    from patchlight.devices import resolve_device
     from patchlight.looking.look import look as look_at
     from patchlight.weights.load import load
 
-    with Console(stderr=True).status(Text(f"loading {model}")) as status:  # shows on a terminal only
-        loaded = load(model, weights=weights, like=like, **changes)
+    with on_terminal() as reporter:
+        reporter.progress(Progress(what=f"loading {model}"))
+        loaded = load(model, weights=weights, like=like, device=resolve_device(device), **changes)
         folder = Path(f"look-{Path(photo).stem}{_by(model)}") if out is None else out
         look_at(
             photo,
@@ -91,7 +94,7 @@ def look(
             layers="all" if blocks is None else blocks,
             patch=None if place is None else (place[0], place[1]),
             out=folder,
-            tell=lambda progress: status.update(Text(progress)),
+            reporter=reporter,
         )
     typer.echo(folder / "index.html")
 
@@ -127,15 +130,15 @@ def serve(
         list[str] | None,
         typer.Option(help="With --allow-remote: a name by which others call this machine; repeatable."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
+    device: Device = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """A local page: drop a photo, see what the model sees, take the crop."""
     try:
+        from patchlight.devices import resolve_device
         from patchlight.serve.running import Address
         from patchlight.serve.running import serve as serve_page
     except ModuleNotFoundError as error:
         raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
     address = Address(host=host, port=port, remote=allow_remote, token=token, names=tuple(name or ()))
-    device = usual_device() if device is None else device
-    serve_page(model or ["default"], address, device=device, open_page=open_page, tell=typer.echo)
+    serve_page(model or ["default"], address, device=str(resolve_device(device)), open_page=open_page, tell=typer.echo)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from patchlight.images.decode import Decoded, Photo, decode
 from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
+from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded, load_or_given
 
@@ -54,14 +55,13 @@ def look(
     layers: Layers = "all",
     patch: tuple[int, int] | None = None,
     out: str | os.PathLike[str] | None = None,
-    tell: Callable[[str], None] = lambda progress: None,
+    reporter: Reporter = SILENT,
 ) -> Look:
     """Draw what a model did with a photo: a path, the bytes of a file, a Pillow image, an array HWC uint8, or what
     `decode` gave. `model` is what `load` takes, or gave.
 
     `layers` are the blocks to sweep over. `patch` is the (row, column) whose attention and likeness are shown; None
     takes the one that gets the most attention. `out` is the folder that the page goes to; with None it is not written.
-    `tell` hears of the progress.
     """
     start = time.perf_counter()
     loaded = load_or_given(model)
@@ -70,12 +70,12 @@ def look(
     if out is not None:
         check_folder(Path(out))
     plot.new_figure()  # better to hear now than later that there is no matplotlib
-    tell("reading the photo")
+    reporter.progress(Progress(what="reading the photo"))
     decoded, blocks = decode(photo), resolve_layers(layers, loaded.config.depth)
     scene, pictures = _Scene(loaded, decoded, patch), []
     for picture in _draw(loaded, scene, blocks):
         pictures.append(picture)
-        tell(f"drew {picture.name}")
+        reporter.progress(Progress(what=f"drew {picture.name}"))
     name = Path(photo).name if isinstance(photo, str | os.PathLike) else "photo"
     seen = Look(
         photo=name,

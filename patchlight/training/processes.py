@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
 from patchlight.models.families import BLOCKS
 from patchlight.signals import Stopped
@@ -151,24 +152,13 @@ def rank_and_world() -> tuple[int, int]:
     return int(rank), int(world)
 
 
-def usable_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.zeros((), device=device).item()  # "meta" makes tensors, too, but they hold nothing
-    except (RuntimeError, AssertionError) as error:
-        raise PatchlightError(f"device={name!r} cannot be used here ({str(error).splitlines()[0]})") from None
-    return device
-
-
 @contextlib.contextmanager
 def find_processes(device: str | None) -> Iterator[Processes]:
     """Join the run's other processes if torchrun started us, and leave them at the end."""
     rank, world = rank_and_world()
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "cuda":
-        kind = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    chosen = usable_device(kind)
+    chosen = resolve_device(device)
     if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index)
         torch.cuda.set_device(chosen)
     if world > 1:
         try:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
+from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
 from patchlight.images.decode import Photo, listed
@@ -101,8 +102,7 @@ class Loaded:
 
     def to(self, device: str | torch.device) -> Self:
         """Move the model to a device, as torch does it: in place, and given back."""
-        _check_device(device)
-        self.model.to(device)
+        self.model.to(resolve_device(device))
         return self
 
     def predict(self, photos: Photo | Iterable[Photo], outputs: Outputs = "logits", *, batch_size: int = 32) -> Tensor:
@@ -261,16 +261,7 @@ def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any, weig
         raise CheckpointError(f"preprocess is a {type(preprocess).__name__}; give a PreprocessConfig")
     if weights not in (None, "model", "ema"):
         raise CheckpointError(f"weights={weights!r} should be 'model' (as trained) or 'ema' (their moving average)")
-    _check_device(device)
-
-
-def _check_device(device: Any) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError):
-        here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        others = f" or {here.type}" if here else ""
-        raise CheckpointError(f"device={device!r} is not here; use cpu{others}") from None
+    resolve_device(device)
 
 
 def _check_finite(state: State, file: Path, source: str, weights: str | None) -> None:

@@ -117,7 +117,7 @@ def test_models(tmp_path: Path) -> None:
 
 
 def test_classify(pets: Path) -> None:
-    one = patchlight("classify", "red.png", "--model", "model", cwd=pets)
+    one = patchlight("classify", "red.png", "--model", "model", "--device", "cpu", cwd=pets)
     assert (one.returncode, one.stderr) == (0, "")
     assert one.stdout.startswith("red.png: ")
     assert "[bold]bird" in one.stdout
@@ -159,6 +159,7 @@ def test_classify_says_first_what_is_sure(pets: Path) -> None:
 def test_a_bad_photo_or_model_is_one_line(pets: Path) -> None:
     for arguments, says in (
         (("classify", "page.jpg", "--model", "model"), "page.jpg: not-an-image"),
+        (("classify", "red.png", "--model", "model", "--device", "meta"), "device='meta' does not compute here"),
         (("classify", "red.png", "--model", "absent"), "absent: no such file, folder or catalogue name"),
         (("classify", "red.png", "--model", "page.jpg"), "page.jpg: an HTML page, not a checkpoint"),
         (("classify", "red.png", "--model", "model", "--set", "num_classes=0"), "has no head to classify with"),

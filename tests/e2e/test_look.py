@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_look_writes_the_page_and_says_where(folder: Path) -> None:
-    answer = patchlight("look", "grey.png", "--model", "model", cwd=folder)
+    answer = patchlight("look", "grey.png", "--model", "model", "--device", "cpu", cwd=folder)
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "look-grey-model/index.html\n", "")
     names = {path.name for path in (folder / "look-grey-model").iterdir()}
     assert names == {"index.html", *(f"{name}.png" for name in TEXTS)}

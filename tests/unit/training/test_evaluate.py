@@ -511,8 +511,12 @@ def test_a_model_without_labels_takes_classes_by_their_order(
             r"patchlight: /proc/there: cannot be written \(.*\); free some space, or name another folder\n",
         ),
         (lambda: None, ["model", "photos", "--device", "abacus"], r"patchlight: .*abacus.*\n"),
-        (lambda: None, ["model", "photos", "--device", "meta"], r"patchlight: device='meta' cannot be used here .*\n"),
-        (lambda: None, ["model", "photos", "--knn", "--device", "meta"], r"patchlight: device='meta' cannot .*\n"),
+        (
+            lambda: None,
+            ["model", "photos", "--device", "meta"],
+            r"patchlight: device='meta' does not compute here .*\n",
+        ),
+        (lambda: None, ["model", "photos", "--knn", "--device", "meta"], r"patchlight: device='meta' does not .*\n"),
     ],
 )
 def test_mistakes_of_the_user_are_one_line(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
-from patchlight.training.processes import Processes, find_processes, rank_and_world, usable_device
+from patchlight.training.processes import Processes, find_processes, rank_and_world
 
 SCRIPT = """
 import sys
@@ -83,5 +84,5 @@ def test_processes_that_cannot_find_one_another_are_told_of_torchrun(monkeypatch
 
 
 def test_a_device_that_holds_nothing_is_refused() -> None:
-    with pytest.raises(PatchlightError, match="device='meta' cannot be used here"):
-        usable_device("meta")
+    with pytest.raises(PatchlightError, match="device='meta' does not compute here"):
+        resolve_device("meta")

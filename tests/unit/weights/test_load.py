@@ -184,15 +184,15 @@ def test_a_checkpoint_without_positions_needs_a_word(tmp_path: Path) -> None:
     [
         ({"dtype": "float16"}, "dtype='float16' is not a floating-point type"),
         ({"dtype": torch.int64}, "is not a floating-point type"),
-        ({"device": "nowhere"}, "device='nowhere' is not here"),
+        ({"device": "nowhere"}, "device='nowhere' does not compute here"),
         ({"preprocess": {}}, "preprocess is a dict; give a PreprocessConfig"),
     ],
 )
 def test_mistakes_in_the_call_are_named(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(PatchlightError, match=message):
         load("anything", **arguments)
     for nothing in ("", None, 5):
-        with pytest.raises(CheckpointError, match="is no source"):
+        with pytest.raises(PatchlightError, match="is no source"):
             load(nothing)
 
 

@@ -23,6 +23,7 @@ from patchlight.images.decode import ImageError
 from patchlight.looking import look as looking
 from patchlight.looking.look import look
 from patchlight.looking.page import TEXTS
+from patchlight.reporting import Progress, Reporter
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 
@@ -276,13 +277,15 @@ def test_what_came_with_the_model_is_said(tmp_path: Path, drawn: dict[str, Any])
 def test_the_page_is_written_where_asked(tmp_path: Path, drawn: dict[str, Any]) -> None:
     name = "<img src=x onerror=alert(1)>.png"
     PHOTO.save(tmp_path / name)
-    heard: list[str] = []
-    result = drawn["look"](tmp_path / name, loaded(tmp_path / "model"), out=tmp_path / "out", tell=heard.append)
+    heard: list[Progress] = []
+    result = drawn["look"](
+        tmp_path / name, loaded(tmp_path / "model"), out=tmp_path / "out", reporter=Reporter(progress=heard.append)
+    )
     assert result.page == tmp_path / "out" / "index.html"
     page = result.page.read_text()
     assert "&lt;img src=x onerror=alert(1)&gt;.png" in page
     assert "<img src=x" not in page
-    assert heard[-1] == "drew attention-shares"
+    assert heard[-1].line() == "drew attention-shares"
 
 
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,17 @@
+"""Where models compute."""
+
+import torch
+
+from patchlight.errors import PatchlightError
+
+
+def resolve_device(name: str | torch.device | None = None) -> torch.device:
+    """The device that is named, or else a GPU where there is one; refused where nothing can be computed."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros((), device=device).item()  # "meta" makes tensors, too, but they hold nothing
+    except Exception as error:  # each backend has its own way to say that it is not there
+        shown = name if name is None or isinstance(name, str) else str(name)
+        reason = str(error).partition("\n")[0].rstrip(".")[:120]
+        raise PatchlightError(f"device={shown!r} does not compute here ({reason}); use cpu, or leave it out") from None
+    return device
