@@ -199,7 +199,8 @@ def load(
         groups = groups_of(found, labels)
         notes = _notes(encoder, left_out, reading)
         wanted = preprocess is None and reading.config.in_channels == PHOTO_CHANNELS
-        own_preprocess = own_preprocess_of(said if like is not None else found, reading.config, notes, wanted=wanted)
+        speaks = said if like is not None else found
+        own_preprocess = own_preprocess_of(speaks, reading.config, notes if wanted else [], wanted=wanted)
     for warning in reading.warnings:
         warnings.warn(f"{source}: {warning}", PatchlightWarning, stacklevel=2)
 

@@ -94,6 +94,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Beit": _processor({"height": 224, "width": 224}, 3) | {"crop_size": 224},
     "Bit": _processor({"shortest_edge": 224}, 3, _CLIP, crop=True, to_square=False),
     "CLIP": _processor({"shortest_edge": 224}, 3, _CLIP, crop=True, to_square=False),
+    "ChineseCLIP": _processor({"shortest_edge": 224}, 3, _CLIP, crop=True, to_square=False),
     "Siglip": _processor({"height": 224, "width": 224}, 3, to_square=False),
     "DINOv3ViT": _processor({"height": 224, "width": 224}, 2, _IMAGENET),
     "ConvNext": _processor({"shortest_edge": 384}, 3, to_square=False) | {"crop_pct": 224 / 256},
@@ -229,7 +230,9 @@ def _numbers(values: Mapping[str, Any], name: str, count: int, default: Any = No
 
 def _require(condition: bool, name: str, value: Any, remedy: str) -> None:
     if not condition:
-        raise PatchlightError(f"cannot follow {name}={value!r} in the preprocessing settings: {remedy}")
+        raise PatchlightError(
+            f"cannot follow {name}={value!r} in the preprocessing settings: {remedy}; preprocess= of load replaces them"
+        )
 
 
 def unknown_to_timm(values: Mapping[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ from patchlight.weights.preprocessing import (
     unknown_to_timm,
     unknown_to_transformers,
 )
+from transformers_models import CLAIMED
 
 PHOTOS = [
     Image.fromarray(np.random.default_rng(7).integers(0, 256, (*size, 3), dtype=np.uint8))
@@ -146,6 +147,20 @@ def usual(kind: str) -> dict[str, Any]:
     values = reference_class(kind)().to_dict()
     values |= {"size": {"shortest_edge": 32} if "shortest_edge" in values["size"] else {"height": 28, "width": 32}}
     return values | {"image_processor_type": f"{kind}ImageProcessor"}
+
+
+def test_the_processors_of_all_models_that_we_claim_are_among_them() -> None:
+    library = oracles.transformers()
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as OF_MODELS
+
+    checked = set()
+    for config in {made.config for made in CLAIMED}:
+        model_type = re.sub("_vision(_model)?$", "", getattr(library, config).model_type)
+        for processor in OF_MODELS.get(model_type, {}).values():
+            kind = processor.removesuffix("Pil").removesuffix("ImageProcessor")
+            assert kind in PROCESSORS, f"{config}: {processor}"
+            checked.add(kind)
+    assert checked == set(PROCESSORS)
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")

@@ -52,6 +52,20 @@ def test_a_size_in_model_args_is_what_photos_are_prepared_for(tmp_path: Path) ->
     pl.classify(PHOTO, loaded)
 
 
+def test_preprocessing_that_cannot_be_followed_can_be_replaced(tmp_path: Path) -> None:
+    folder = without_our_part(save(tiny_vit(), tmp_path / "m", layout="transformers"))
+    edited(folder, "preprocessor_config.json", {"image_processor_type": "DPTImageProcessor"})
+    with pytest.raises(
+        pl.PatchlightError, match=r"image_processor_type='DPTImageProcessor'.* preprocess= of load replaces"
+    ):
+        load(folder)
+    own = pl.PreprocessConfig(image_size=32, resize="squash")
+    assert load(folder, preprocess=own).preprocess.config == own
+    timm = without_our_part(save(tiny_vit(), tmp_path / "t", layout="timm"))
+    edited(timm, "config.json", {"pretrained_cfg.input_size": [3, 224, 224]})
+    assert not [note for note in load(timm, preprocess=own).notes if "prepared" in note]
+
+
 def test_a_size_of_transformers_is_kept_and_said(tmp_path: Path) -> None:
     folder = save(tiny_vit(), tmp_path / "m", layout="transformers")
     without_our_part(folder)
@@ -73,7 +87,7 @@ def test_timms_first_form_of_a_config(tmp_path: Path) -> None:
     old = values["pretrained_cfg"] | {"architecture": "vit_tiny_patch16_224", "num_features": 192}
     old |= {"interpolation": "bilinear", "labels": list("abcde")}
     (folder / "config.json").write_text(json.dumps(old))
-    loaded = load(folder)
+    loaded = load(folder, depth=3)  # it has fewer blocks than timm's
     assert loaded.preprocess.config.interpolation == "bilinear"
     assert loaded.labels == tuple("abcde")
     assert not [note for note in loaded.notes if "passed over" in note or "preprocessing" in note]
