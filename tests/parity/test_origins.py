@@ -24,18 +24,6 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-5 * max(1.0, theirs.abs().max().item()), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("family", "size"), [("Dinov2", (40, 24)), ("Dinov2WithRegisters", (40, 24)), ("DINOv3ViT", (40, 24))]
-)
-@torch.no_grad()
-def test_transformers_at_another_size(family: str, size: tuple[int, int], tmp_path: Path) -> None:
-    transformers = oracles.transformers()
-    made = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(**TINY)).eval()
-    randomize(made)
-    made.save_pretrained(tmp_path)
-    close(load(tmp_path).model.tokens(image(*size)), made(image(*size)).last_hidden_state)
-
-
 @torch.no_grad()
 def test_beit_in_the_naming_of_transformers_4(tmp_path: Path) -> None:
     made = tiny_vit(
@@ -435,14 +423,3 @@ def test_timm_architectures_of_the_same_names_and_another_computation_are_refuse
     save_for_hf(made, tmp_path, safe_serialization=True)
     with pytest.raises(CheckpointError, match=f"{tmp_path}: by config.json it is timm's {name}, which is not supp"):
         load(tmp_path)
-
-
-@torch.no_grad()
-def test_clip_at_another_size(tmp_path: Path) -> None:
-    transformers = oracles.transformers()
-    made = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**TINY)).eval()
-    randomize(made)
-    made.save_pretrained(tmp_path)
-    picture = image(40, 24)
-    theirs = made(picture, interpolate_pos_encoding=True).last_hidden_state
-    close(load(tmp_path).model.intermediates(picture, [-1])[0], theirs)

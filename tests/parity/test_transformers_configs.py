@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import oracles
@@ -218,3 +219,21 @@ def test_dinov2_without_its_config_has_its_own_eps(tmp_path: Path) -> None:
     image = some_image(image_size(model))
     own = ours(model, load(tmp_path, num_heads=3), image)
     assert distance(own["answers"], theirs(model, image)["answers"]) < 1e-5
+
+
+AT_OTHER_SIZES = [made for made in CLAIMED if made.name.endswith(("ForImageClassification", "WithTeacher"))]
+AT_OTHER_SIZES += [made for made in CLAIMED if made.name in ("DINOv3ViTModel", "CLIPVisionModel", "BeitModel")]
+
+
+@pytest.mark.parametrize("made", AT_OTHER_SIZES, ids=str)
+@torch.no_grad()
+def test_at_another_size(made: Made, tmp_path: Path) -> None:
+    """Positions are resampled as transformers does it, if it is asked to or does it by itself."""
+    model = saved(made, tmp_path)
+    image = some_image((3, 48, 80))
+    try:
+        output = model(image)
+    except (ValueError, RuntimeError):
+        output = model(image, interpolate_pos_encoding=True)
+    answers = output.logits if hasattr(output, "logits") else output.pooler_output
+    assert distance(load(tmp_path).model(image), answers) < 1e-5
