@@ -113,6 +113,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config, rate) for rate in drop_rates(config.drop_path, config.depth))
 
         self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.norm.requires_grad_(config.final_norm != "none")  # what nothing reads does not learn
         self.attention_pool = AttentionPool(config) if config.pooling == "attention" else None
         self.head = Head(config) if config.num_classes else None
         self.distill_head = Head(config) if config.num_classes and config.distill_token else None

@@ -17,6 +17,7 @@ import oracles
 from models_at_random import distance, redraw, some_image
 from patchlight.errors import PatchlightError
 from patchlight.other_names import OTHER_NAMES
+from patchlight.weights import about
 from patchlight.weights.load import load
 from patchlight.weights.transformers_configs import MODEL_TYPES
 from transformers_models import CLAIMED, Made, image_size, make, ours, theirs
@@ -237,3 +238,22 @@ def test_at_another_size(made: Made, tmp_path: Path) -> None:
         output = model(image, interpolate_pos_encoding=True)
     answers = output.logits if hasattr(output, "logits") else output.pooler_output
     assert distance(load(tmp_path).model(image), answers) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "setting"), [("hidden_act", "quick_gelu", "mlp"), ("layer_norm_eps", 1e-5, "norm_eps")]
+)
+def test_a_key_that_is_passed_over_is_found(
+    key: str, value: Any, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where it makes as little difference as these do."""
+    real = about.transformers_hints
+
+    def forgetful(*arguments: Any, **more: Any) -> dict[str, Any]:
+        return {name: told for name, told in real(*arguments, **more).items() if name != setting}
+
+    made = KINDS["ViTConfig"]
+    assert not wrongs(made, [(key, value)], tmp_path / "right")
+    monkeypatch.setattr(about, "transformers_hints", forgetful)
+    [said] = wrongs(made, [(key, value)], tmp_path / "wrong")
+    assert said.startswith(f"{key}={value!r}: differs by")
