@@ -201,6 +201,12 @@ def fitting_size(source_size: Size, target_size: Size) -> Size:
     return _by_ratio(source_size, max(height / target_height, width / target_width))
 
 
+def fit_inside(size: tuple[float, float], longest: int) -> Size:
+    """A size with the same aspect whose longer side is `longest` at most; none becomes larger, and no side nothing."""
+    scale = min(1.0, longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
 def crop_start(resized: int, model: int, half: Literal["round", "floor"]) -> int:
     """Where a centred crop of `model` pixels begins; negative where there is something to pad."""
     if half == "floor":

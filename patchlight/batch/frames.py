@@ -20,6 +20,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image
 
 from patchlight.errors import PatchlightError
+from patchlight.geometry import fit_inside
 
 GAP_SECONDS = 60.0
 """Between two frames of one burst, at most."""
@@ -155,9 +156,7 @@ def frame_thumb(level_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """A small picture, HWC uint8, of an image as the model saw it (from 0 to 255, HWC), so that it lies patch by patch
     under the heat map."""
     image = Image.fromarray(np.rint(level_HWC.clip(0, 255)).astype(np.uint8))
-    scale = min(1.0, THUMB_SIDE / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return np.asarray(image.resize(size, Image.Resampling.BOX))
+    return np.asarray(image.resize(fit_inside(image.size, THUMB_SIDE), Image.Resampling.BOX))
 
 
 def pack_thumb(thumb_HWC: npt.NDArray[np.uint8]) -> bytes:

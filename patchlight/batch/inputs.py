@@ -17,20 +17,7 @@ from pathlib import Path
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
 from patchlight.images.crop import SUFFIXES
-
-PHOTO_SUFFIXES = {suffix for suffixes in SUFFIXES.values() for suffix in suffixes} | {
-    ".mpo",
-    ".gif",
-    ".bmp",
-    ".ppm",
-    ".pgm",
-    ".pnm",
-    ".jp2",
-    ".j2k",
-    ".avif",
-    ".heic",
-    ".heif",
-}
+from patchlight.images.decode import PHOTO_SUFFIXES
 
 _MOST_BYTES = 200
 """Of a crop's name, so that a number, a suffix and a temporary name still fit into the 255 that file systems allow."""

@@ -14,6 +14,7 @@ from patchlight.batch.report import mark_of
 from patchlight.batch.rows import Row
 from patchlight.batch.work import Stamp, stamp_of
 from patchlight.files import replacing, writing
+from patchlight.geometry import fit_inside
 from patchlight.images.decode import ImageError, decode
 
 LONGEST = 1024
@@ -26,8 +27,7 @@ _COLOURS = np.array([(20, 11, 53), (106, 23, 110), (188, 55, 84), (243, 120, 25)
 def draw_found(photo: Image.Image, row: Row) -> Image.Image:
     """A photo (RGB, upright, of any size) with what its row says: heat in colours, boxes in white, unless it is that
     there is nothing."""
-    scale = min(1.0, LONGEST / max(photo.size))
-    size = max(1, round(photo.width * scale)), max(1, round(photo.height * scale))
+    size = fit_inside(photo.size, LONGEST)
     picture = photo.resize(size, Image.Resampling.LANCZOS)
     if row["heat"] is not None:
         share_HW = np.asarray(_heat_on(size, row), np.float64) / 255

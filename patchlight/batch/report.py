@@ -22,6 +22,7 @@ from PIL import Image
 
 from patchlight.batch.rows import Row
 from patchlight.files import replacing, writing
+from patchlight.geometry import fit_inside
 from patchlight.images.decode import Decoded
 
 THUMBNAIL_SIDE = 240
@@ -66,8 +67,7 @@ def thumbnail(photo: Image.Image | Decoded, *, mark: bytes = b"") -> bytes:
     else:
         image, region = photo, None
         width, height = photo.size
-    scale = min(1.0, THUMBNAIL_SIDE / max(width, height))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    size = fit_inside((width, height), THUMBNAIL_SIDE)
     if image.mode != "RGB":
         image = image.convert("RGB")
     # reducing_gap first shrinks by a whole number, which is several times faster and looks the same.
@@ -199,8 +199,7 @@ def _heat(heat: Any, side: int) -> list[Any] | None:
     if height < 1 or width < 1 or len(levels) != height * width:
         return None
     if max(height, width) > side:
-        scale = side / max(height, width)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
+        size = fit_inside((width, height), side)
         image = Image.fromarray(np.frombuffer(levels, np.uint8).reshape(height, width))
         image = image.resize(size, Image.Resampling.BOX)
         (width, height), levels = size, image.tobytes()

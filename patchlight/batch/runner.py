@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from patchlight import __version__
-from patchlight.batch.finder import Finder, first_line, give_up
+from patchlight.batch.finder import Finder, give_up
 from patchlight.batch.inputs import find_photos, with_places
 from patchlight.batch.pipeline import CropPipeline, CropRun
 from patchlight.batch.pool import Pool
@@ -20,7 +20,7 @@ from patchlight.batch.rows import VERSION
 from patchlight.batch.sequences import FrameStore
 from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.summary import CropSummary, earlier_summary, finish
-from patchlight.errors import PatchlightError
+from patchlight.devices import resolve_device
 from patchlight.images.crop import Cut, parse_aspect
 from patchlight.json_config import require
 from patchlight.localizing.detector import Detector
@@ -62,7 +62,7 @@ def _crop(
     reporter: Reporter,
 ) -> CropSummary:
     require(bool(os.fspath(out)), f"out={os.fspath(out)!r} is not a folder; name one (is a shell variable empty?)")
-    device = how.device if isinstance(model, Loaded) else _checked_device(how.device)
+    device = how.device if isinstance(model, Loaded) else resolve_device(how.device)
     folder = ResultFolder(out)
     inputs = find_photos(paths, folder.path, folder.known_files)
     with folder.held(), asked_to_stop() as asked, Pool(how.workers) as pool, contextlib.ExitStack() as stack:
@@ -112,23 +112,11 @@ def _noteworthy(detector: Detector, settings: CropSettings, jpegtran: str | None
         )
 
 
-def _loaded(model: str | PathLike[str] | Loaded, device: str | None) -> Loaded:
+def _loaded(model: str | PathLike[str] | Loaded, device: torch.device | str | None) -> Loaded:
     try:
         return load_or_given(model, device)
     except RuntimeError as error:
         give_up(torch.device(device or "cpu"), error)
-
-
-def _checked_device(device: str | None) -> str:
-    """The one that is named, else the GPU where there is one; refused where nothing can be computed."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=device).item()
-    except Exception as error:  # each backend has its own way to say that it is not there
-        raise PatchlightError(
-            f"device={device!r} does not compute here ({first_line(error)}); use cpu, or leave it out"
-        ) from None
-    return device
 
 
 def _made_with(settings: CropSettings, loaded: Loaded, jpegtran: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchlight.commands.options import parse_share
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, and_more
 from patchlight.files import printable
 
 MOST_NAMES = 10
@@ -165,7 +165,6 @@ def _print_summary(summary: "CropSummary", out: Path) -> None:
     if summary.failed:
         wrong = (row for row in read_rows(out / "results.jsonl") if row["status"] == "error")
         bad = ", ".join(f"{row['path']!a} ({row['reason']})" for row in islice(wrong, 3))
-        more = f" and {summary.failed - 3:,} more" if summary.failed > 3 else ""
-        typer.echo(f"failed: {bad}{more}; the reasons are in {out / 'results.csv'}", err=True)
+        typer.echo(f"failed: {bad}{and_more(summary.failed, 3)}; the reasons are in {out / 'results.csv'}", err=True)
     if summary.report is not None:
         typer.echo(summary.report)

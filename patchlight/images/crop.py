@@ -22,7 +22,7 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin
 
 from patchlight.errors import PatchlightError
 from patchlight.files import printable, replacing
-from patchlight.geometry import Box, Size, View, upright
+from patchlight.geometry import Box, Size, View, fit_inside, upright
 from patchlight.images.decode import (
     MAX_PIXELS,
     TURNS,
@@ -401,8 +401,7 @@ def _upright_part(
     if longest is None or max(stored.width, stored.height) <= longest:
         part = image.crop(stored.to_ints())
     else:
-        share = longest / max(stored.width, stored.height)
-        target = max(1, round(stored.width * share)), max(1, round(stored.height * share))
+        target = fit_inside((stored.width, stored.height), longest)
         box = stored.scaled(scale).clip((image.height, image.width))
         part = _scaled(image, target, (box.left, box.top, box.right, box.bottom))
     return part.transpose(TURNS[orientation]) if orientation in TURNS else part

@@ -40,6 +40,15 @@ Reason = Literal[
     "too-large",  # more pixels or memory than allowed
 ]
 
+PHOTO_SUFFIXES = frozenset(
+    f".{suffix}"
+    for suffix in (
+        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "bmp", "gif", "tif", "tiff"),
+        *("ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "avif", "heic", "heif"),
+    )
+)
+"""Of the files in folders that are taken for photos."""
+
 MAX_PIXELS = 160_000_000
 """More than any one-shot camera's 150 megapixels. Pillow's own limit of 179 million stays in force above it."""
 

@@ -23,6 +23,7 @@ from patchlight.explain.attention import (
     resolve_queries,
 )
 from patchlight.explain.rollout import QUERIES_AT_ONCE, attribution, rollout
+from patchlight.geometry import fit_inside
 from patchlight.images.decode import Decoded, Photo, decode
 from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.models.attention import Heads
@@ -168,10 +169,8 @@ def _even_distance(grid: Size, patch_size: tuple[float, float]) -> float:
 
 def _drawn(decoded: Decoded, longest: int) -> Any:
     """The upright photo as it is drawn, (H, W, 3) uint8: smaller where it is large, never larger."""
-    height, width = decoded.source_size
-    ratio = min(1.0, longest / max(height, width))
-    size = max(1, round(width * ratio)), max(1, round(height * ratio))
-    return np.asarray(decoded.image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3.0))
+    height, width = fit_inside(decoded.source_size, longest)
+    return np.asarray(decoded.image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0))
 
 
 def _compared(grid: Size) -> Size:

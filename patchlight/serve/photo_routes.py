@@ -7,6 +7,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from PIL import Image
 from starlette.datastructures import UploadFile
 
+from patchlight.geometry import fit_inside
 from patchlight.images.decode import decode
 from patchlight.localizing.detector import read
 from patchlight.serve import answers
@@ -78,10 +79,9 @@ def _photo_info(photo: Photo) -> answers.PhotoInfo:
 
 def _preview(content: bytes, side: int, most_pixels: int) -> bytes:
     decoded = decode(content, fast_size=(max(1, side // 2),) * 2, max_pixels=most_pixels)
-    image, (height, width), region = decoded.image, decoded.source_size, decoded.region
-    scale = min(1.0, side / max(height, width))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
+    image, region = decoded.image, decoded.region
+    height, width = fit_inside(decoded.source_size, side)
     box = (region.left, region.top, region.right, region.bottom)
     file = io.BytesIO()
-    image.resize(size, Image.Resampling.BICUBIC, box, reducing_gap=2.0).save(file, "JPEG", quality=85)
+    image.resize((width, height), Image.Resampling.BICUBIC, box, reducing_gap=2.0).save(file, "JPEG", quality=85)
     return file.getvalue()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from patchlight.errors import and_more
 from patchlight.json_config import JsonConfig
 from patchlight.training.config import TrainConfig
 
@@ -116,7 +117,8 @@ def _photos(config: TrainConfig, classes: Sequence[str], summary: Mapping[str, A
     if not config.labelled:
         return f"{escaped(_name(config.data.train))}: {photos}. Labels, if there were any, were not used."
     named = ", ".join(map(escaped, classes[:MOST_CLASSES]))
-    more = f", and {len(classes) - MOST_CLASSES:,} more (all are in config.json)" if len(classes) > MOST_CLASSES else ""
+    more = and_more(len(classes), MOST_CLASSES)
+    more = f",{more} (all are in config.json)" if more else ""
     return (
         f"{escaped(_name(config.data.train))}: {photos} of {_counted(len(classes), 'class', 'classes')}.\n\n"
         f"Classes: {named}{more}."

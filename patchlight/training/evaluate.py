@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, and_more
 from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.training.data import evaluation_batches
 from patchlight.training.own_dataset import name_of
@@ -319,7 +319,7 @@ def _with_nearest(unknown: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:most]) + and_more(len(names), most)
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from patchlight.errors import and_more
 from patchlight.files import printable
 from patchlight.images.decode import ImageError
 from patchlight.reporting import SILENT, Progress, Reporter
@@ -230,6 +231,6 @@ def _bounded(notes: Sequence[Note]) -> list[str]:
     for kind in dict.fromkeys(note.kind for note in notes):
         same = [note.line for note in notes if note.kind == kind]
         lines += same[:SHOWN]
-        if len(same) > SHOWN:
-            lines.append(f"... and {len(same) - SHOWN:,} more of the kind: {kind}")
+        if more := and_more(len(same), SHOWN):
+            lines.append(f"...{more} of the kind: {kind}")
     return lines

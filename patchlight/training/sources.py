@@ -18,7 +18,7 @@ import torch
 
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
-from patchlight.images.decode import ImageError, decode
+from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note
 from patchlight.training.marks import Corners, Marks, make_marks, small_mask
@@ -26,14 +26,6 @@ from patchlight.training.own_dataset import open_own
 
 Part = Literal["train", "validation", "test"]
 
-SUFFIXES = frozenset(
-    f".{suffix}"
-    for suffix in (
-        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "bmp", "gif", "tif", "tiff"),
-        *("ppm", "pgm", "pbm", "pnm", "jp2", "j2k", "avif", "heic", "heif"),
-    )
-)
-"""Of the files that are taken for photos."""
 
 # The first of them that is there is taken.
 _PART_NAMES: dict[str, tuple[str, ...]] = {
@@ -183,7 +175,7 @@ def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
     """The class is the first level of folders; photos may lie deeper."""
     notes: list[Note] = []
     class_folders = [entry for entry in _visible(folder) if entry.is_dir()]
-    loose = sum(entry.suffix.lower() in SUFFIXES for entry in _visible(folder) if not entry.is_dir())
+    loose = sum(entry.suffix.lower() in PHOTO_SUFFIXES for entry in _visible(folder) if not entry.is_dir())
     if not labelled and loose:
         found_all = [
             (name.removeprefix("/"), size) for name, size in _photos_below(str(folder), "", frozenset(), notes)
@@ -228,7 +220,7 @@ def _photos_below(
         path, status = os.path.join(folder, name), _status(os.path.join(folder, name))
         if status is not None and stat.S_ISDIR(status.st_mode):
             yield from _photos_below(path, f"{prefix}/{name}", parents | {(here.st_dev, here.st_ino)}, notes)
-        elif os.path.splitext(name)[1].lower() in SUFFIXES:
+        elif os.path.splitext(name)[1].lower() in PHOTO_SUFFIXES:
             yield f"{prefix}/{name}", -1 if status is None else status.st_size
 
 
@@ -501,7 +493,7 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
                     continue
                 key, _, suffix = base.partition(".")
                 key, suffix = f"{folder}/{key}", f".{suffix.lower()}"
-                if suffix in SUFFIXES:
+                if suffix in PHOTO_SUFFIXES:
                     if key in photos:
                         notes.append(Note("second photo", f"{path.name}/{printable(member.name)}: a second of its key"))
                     else:

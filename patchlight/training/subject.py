@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from patchlight.config import PreprocessConfig, Size, SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.explain.probes import largest_region
+from patchlight.geometry import fit_inside
 from patchlight.images.augment import cut_parts, normalise, vary_colours
 from patchlight.images.decode import ImageError
 from patchlight.images.draws import Draws
@@ -357,15 +358,14 @@ class _Canvases:
                 photo = self.dataset.read(index, fast_size=(self.side, self.side))
             except ImageError as error:
                 raise PatchlightError(f"{error}; restore the photo, or start a new run") from None
-            scale = min(1.0, self.side / max(photo.source_size))
-            height, width = (max(1, round(scale * length)) for length in photo.source_size)
+            height, width = fit_inside(photo.source_size, self.side)
             small = photo.image.resize((width, height), Image.Resampling.BICUBIC, box=dataclasses.astuple(photo.region))
             pixels_CHW = torch.from_numpy(np.array(small)).permute(2, 0, 1)
             below, right = self.side - height, self.side - width
             padded_CHW = F.pad(pixels_CHW[None].float(), (0, right, 0, below), mode="replicate")[0]
             canvases.append(padded_CHW.to(torch.uint8))
             extents.append((height, width))
-            scales.append(scale)
+            scales.append(min(1.0, self.side / max(photo.source_size)))
         return torch.stack(canvases), torch.tensor(extents), torch.tensor(scales)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, and_more
 from patchlight.files import open_table
 
 UNKNOWN = "unknown"
@@ -182,8 +182,7 @@ def gaps_of(path: str | Path, labels: Sequence[str]) -> list[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(f"{name!r:.80}" for name in names[:3]) + more
+    return ", ".join(f"{name!r:.80}" for name in names[:3]) + and_more(len(names), 3)
 
 
 def _read_table(path: Path) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
 from patchlight.devices import resolve_device
-from patchlight.errors import PatchlightError, PatchlightWarning
+from patchlight.errors import PatchlightError, PatchlightWarning, and_more
 from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
 from patchlight.images.decode import Photo, listed
 from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, Transform, counted_channels
@@ -336,10 +336,6 @@ def _note_resizing(own: ViTConfig, asked: ViTConfig, notes: list[str]) -> None:
         notes.append(f"resampled positions from {how}")
 
 
-def _and_more(keys: list[str]) -> str:
-    return f" and {len(keys)} more" if keys else ""
-
-
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
@@ -393,7 +389,7 @@ def _fill(
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
     problems = {what: keys for what, keys in problems.items() if keys}
     if problems and strict:
-        said = [f"{what}: {', '.join(keys[:5])}" + _and_more(keys[5:]) for what, keys in problems.items()]
+        said = [f"{what}: {', '.join(keys[:5])}" + and_more(len(keys), 5) for what, keys in problems.items()]
         if "norm.weight" in missing and isinstance(own, ViTConfig):
             said.append("final_norm='none' does without its last norm")
         raise CheckpointError(f"{source}: does not fit the model; {'; '.join(said)}; strict=False loads the rest")

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from patchlight.errors import PatchlightError
+from patchlight.errors import PatchlightError, and_more
 
 MAX_TENSORS = 100_000
 MAX_NAME = 500
@@ -186,7 +186,7 @@ def read_shards(index: Path) -> dict[str, Tensor]:
         tensors |= shard
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
-        raise CheckpointError(f"{index}: the shards lack {missing[0]!r}" + _and_more(missing))
+        raise CheckpointError(f"{index}: the shards lack {missing[0]!r}" + and_more(len(missing), 1))
     return tensors
 
 
@@ -459,18 +459,14 @@ def _shape(shape: list[int]) -> str:
     return "x".join(map(str, shape[:8]))
 
 
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
 def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     """Refuse weights that are empty, or hold NaN, infinity or what is infinite in float32, by name."""
     empty = [name for name, tensor in tensors.items() if tensor.numel() == 0]
     if empty:
-        raise CheckpointError(f"{source}: tensor {empty[0]!r}{_and_more(empty)} is empty; refused")
+        raise CheckpointError(f"{source}: tensor {empty[0]!r}{and_more(len(empty), 1)} is empty; refused")
     bad = [name for name, tensor in tensors.items() if tensor.is_floating_point() and not _all_finite(tensor)]
     if bad:
-        raise CheckpointError(f"{source}: tensor {bad[0]!r}{_and_more(bad)} holds NaN or infinity; refused")
+        raise CheckpointError(f"{source}: tensor {bad[0]!r}{and_more(len(bad), 1)} holds NaN or infinity; refused")
 
 
 def _all_finite(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from patchlight.geometry import Box, View, covering_size, crop_start, fitting_size, upright
+from patchlight.geometry import Box, View, covering_size, crop_start, fit_inside, fitting_size, upright
 
 Shares = tuple[float, float, float, float]
 
@@ -129,3 +129,9 @@ def test_covering_and_fitting(size: tuple[int, int], target: tuple[int, int]) ->
 def test_halves_of_odd_margins() -> None:
     assert [crop_start(n, 10, "round") for n in (11, 13, 15, 9, 7)] == [0, 2, 2, 0, -1]
     assert [crop_start(n, 10, "floor") for n in (11, 13, 15, 9, 7)] == [0, 1, 2, -1, -2]
+
+
+def test_inside_a_side_a_size_keeps_its_aspect_and_never_grows() -> None:
+    assert fit_inside((3000, 4000), 240) == (180, 240)
+    assert fit_inside((30, 40), 240) == (30, 40)
+    assert fit_inside((5000, 1), 240) == (240, 1), "no side is nothing"

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from patchlight.errors import PatchlightError
-from patchlight.images.decode import ImageError, decode
+from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
 from patchlight.reporting import Reporter
 from patchlight.training.data import Dataset, Names, split
 from patchlight.training.scan import SHOWN, scan
-from patchlight.training.sources import SUFFIXES, open_dataset
+from patchlight.training.sources import open_dataset
 
 BAD_IMAGES = Path("/work/shared/data/bad-images")
 
@@ -225,7 +225,7 @@ def test_broken_images_are_judged_as_by_decoding_them_whole(tmp_path: Path) -> N
     dataset = open_dataset(tmp_path)
     expected = []
     for name in dataset.names:
-        assert Path(name).suffix.lower() in SUFFIXES
+        assert Path(name).suffix.lower() in PHOTO_SUFFIXES
         try:
             decode(tmp_path / name)
         except ImageError:
