@@ -17,8 +17,9 @@ from patchlight.weights.read import CheckpointError
 from patchlight.weights.staged import check_staged, hints_of, read_staged
 from patchlight.weights.staged import settings_from_shapes as staged_from_shapes
 from patchlight.weights.timm_architectures import OPEN, check_claim, check_depth, differences, name_of, settle, traits
+from patchlight.weights.timm_arguments import note_unknown_arguments
 from patchlight.weights.transformers_configs import note_unknown, read_keys
-from patchlight.weights.vit_hints import refuse_partial_pooling, timm_hints, transformers_hints
+from patchlight.weights.vit_hints import refuse_partial_pooling, refuse_uneven_size, timm_hints, transformers_hints
 
 VERSION = 1
 """Of the part of config.json that is ours."""
@@ -59,8 +60,13 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
     if staged and found.config:
         own_hints, notes = hints_of(encoder, found.config, found.source)
         hints.append((found.config_from, own_hints))
+        notes += note_unknown_arguments(found.config.get("model_args") or {})
     elif "architecture" in found.config:
-        hints.append((found.config_from, timm_hints(found.config, gated=gated)))
+        notes = note_unknown_arguments(found.config.get("model_args") or {})
+        own_hints = timm_hints(found.config, state.keys())
+        if "image_size" not in overrides and own_hints.get("image_size"):
+            refuse_uneven_size(own_hints["image_size"], told["patch_size"], found.source)
+        hints.append((found.config_from, own_hints))
     elif found.config:
         keys = read_keys(found.config, found.source)
         notes = note_unknown(keys)

@@ -15,6 +15,7 @@ from patchlight.weights.names import Names
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.timm_architectures import name_of, open_settings
 from patchlight.weights.timm_arguments import check_arguments
+from patchlight.weights.timm_arguments import refuse as refuse_argument
 from patchlight.weights.transformers_configs import Keys, activation
 
 OURS: Names = tuple((part, part) for part in ("stem.", "blocks.", "merges.", "norm.", "head."))
@@ -165,6 +166,8 @@ def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
     hints = {} if name is None else open_settings(name)
     arguments = {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
     check_arguments(arguments)
+    if arguments.get("patch_size", 4) > 4:  # so that output_stride=32 is reached early, and convolutions are dilated
+        raise refuse_argument(f"patch_size={arguments['patch_size']!r}")
     activation = arguments.get("act_layer")
     if activation not in (None, "gelu", "gelu_tanh"):
         raise PatchlightError(f"config.json says act_layer={activation!r}, which we do not have")

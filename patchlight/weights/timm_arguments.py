@@ -21,12 +21,12 @@ _IN_SHAPES = (
 _IN_TRAINING = (
     "drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate head_init_scale "
     "weight_init fix_init dynamic_img_size dynamic_img_pad strict_img_size rope_shift_coords rope_jitter_coords "
-    "rope_rescale_coords "
+    "rope_rescale_coords device dtype "
 )
 _ELSEWHERE = "img_size window_size pretrained_window_sizes num_heads norm_eps act_layer global_pool no_embed_class"
 HARMLESS = frozenset(f"{_IN_SHAPES} {_IN_TRAINING} {_ELSEWHERE}".split())
 
-# The one value, beside none at all, that says nothing new.
+# Of those that change what is computed, the values beside none at all that say nothing new; others are refused.
 USUAL: dict[str, tuple[Any, ...]] = {
     "output_stride": (32,),
     "stem_type": ("patch",),
@@ -41,18 +41,36 @@ USUAL: dict[str, tuple[Any, ...]] = {
     "rope_grid_offset": (0,),
     "out_indices": (),
     "features_only": (False,),
+    "embed_norm_layer": (),
+    "attn_layer": (),
+    "block_fn": (),
+    "embed_layer": (),
+    "mlp_layer": (),
 }
+
+
+def refuse(said: str) -> PatchlightError:
+    return PatchlightError(
+        f"config.json says {said} in model_args, which we do not have; if it makes no difference to the model, take it "
+        "out"
+    )
 
 
 def check_arguments(arguments: Mapping[str, Any], followed: tuple[str, ...] = ()) -> None:
     """Refuse an argument that changes the computation, unless it is among those that the caller follows."""
     for name, value in arguments.items():
-        if value is None or name in HARMLESS or name in followed or value in USUAL.get(name, ()):
-            continue
-        raise PatchlightError(
-            f"config.json says {name}={value!r} in model_args, which we do not have; if it makes no difference to the "
-            "model, take it out"
-        )
+        if name == "global_pool" and value == "":
+            raise refuse("global_pool=''")
+        if name in USUAL and name not in followed and value is not None and value not in USUAL[name]:
+            raise refuse(f"{name}={value!r}")
+
+
+def note_unknown_arguments(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is to be said of arguments that no table here lists, and that are passed over."""
+    unknown = sorted(set(arguments) - HARMLESS - set(USUAL) - set(FOLLOWED))
+    if not unknown:
+        return ()
+    return (f"model_args in config.json that we do not know, taken to change nothing: {', '.join(unknown)}",)
 
 
 # What these arguments of timm's ViTs say, and no tensor does.
@@ -71,13 +89,18 @@ FOLLOWED = (
 )
 
 
-def vit_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a `ViTConfig` that the arguments say beyond the tensors."""
+def vit_settings(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a `ViTConfig` that the arguments say beyond the tensors; `usual`: the architecture's own."""
     check_arguments(arguments, FOLLOWED)
     told: dict[str, Any] = {}
     for name in ("attn_pool_num_heads", "num_kv_heads"):
-        if arguments.get(name) not in (None, arguments.get("num_heads")):
-            check_arguments({name: arguments[name]})
+        if arguments.get(name) not in (None, arguments.get("num_heads", usual.get("num_heads"))):
+            raise refuse(f"{name}={arguments[name]!r}")
+    if usual.get("distill_token") and arguments.get("fc_norm"):  # which timm makes, and never calls
+        raise refuse(f"fc_norm={arguments['fc_norm']!r} with a distillation token")
+    pooling = {"cls": "token", "mean": "avg", "attention": "map"}.get(usual.get("pooling", ""))
+    if arguments.get("pool_include_prefix") and arguments.get("global_pool", pooling) == "avg":
+        raise refuse("pool_include_prefix=True with global_pool='avg'")
     if arguments.get("norm_layer"):
         told["norm_eps"] = 1e-6  # timm's own default
     if arguments.get("no_embed_class") is not None:
@@ -88,32 +111,46 @@ def vit_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
         told["position"] = "none"
     elif _false(arguments, "use_rot_pos_emb"):
         told["position"] = "learned"
-    return told | _rope(arguments)
+    return told | _rope(arguments, usual)
 
 
 def _false(arguments: Mapping[str, Any], *names: str) -> bool:
     return all(arguments.get(name) is False for name in names)
 
 
-def _rope(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """The rotations; a kind that is turned otherwise than every published model of it is refused."""
+    given = {name: value for name, value in arguments.items() if name in _ROPE}
+    position = str(usual.get("position", ""))
+    rotates = arguments.get("use_rot_pos_emb", position.startswith("rope"))
+    if not rotates or not (given or "use_rot_pos_emb" in arguments):
+        return {}
+    centred, grid = usual.get("rope_coordinates") == "centred", usual.get("rope_grid")
+    values: dict[str, Any] = {
+        "rope_type": "dinov3" if centred else "mixed" if position == "rope_mixed" else "cat",
+        "rope_grid_indexing": "ij" if centred or grid or not position.startswith("rope") else "xy",
+        "rope_rotate_half": centred,
+        "ref_feat_shape": grid,
+        "rope_temperature": usual.get("rope_base") if position.startswith("rope") else 10_000.0,
+    } | given
+    kind, grid = values["rope_type"], values["ref_feat_shape"]
+    ours = {
+        "cat": ("ij" if grid else "xy", False),
+        "mixed": ("xy", False),
+        "dinov3": ("ij", True),
+    }
+    if ours.get(kind) != (values["rope_grid_indexing"], bool(values["rope_rotate_half"])):
+        raise refuse(" with ".join(f"{name}={values[name]!r}" for name in _ROPE if name in values))
     told: dict[str, Any] = {}
-    kind, grid = arguments.get("rope_type"), arguments.get("ref_feat_shape")
-    if arguments.get("use_rot_pos_emb") and kind in ("cat", "dinov3"):
+    if kind in ("cat", "dinov3"):
         told["position"] = "rope2d"
         told["rope_coordinates"] = "centred" if kind == "dinov3" else "index"
-    if kind not in (None, "", "cat", "dinov3", "mixed"):
-        check_arguments({"rope_type": kind})
-    if grid:
-        told["rope_grid"] = (grid, grid) if isinstance(grid, int) else tuple(grid)
-    elif "ref_feat_shape" in arguments:
-        told["rope_grid"] = None
-    if arguments.get("rope_temperature"):
-        told["rope_base"] = float(arguments["rope_temperature"])
-    half = kind == "dinov3"
-    indexing = "ij" if half or grid else "xy"
-    if kind and arguments.get("rope_grid_indexing") not in (None, indexing):
-        check_arguments({"rope_grid_indexing": arguments["rope_grid_indexing"]})
-    if kind and arguments.get("rope_rotate_half") not in (None, half):
-        check_arguments({"rope_rotate_half": arguments["rope_rotate_half"]})
+        told["rope_grid"] = (
+            None if not grid or kind == "dinov3" else (grid, grid) if isinstance(grid, int) else tuple(grid)
+        )
+    if values.get("rope_temperature"):
+        told["rope_base"] = float(values["rope_temperature"])
     return told
+
+
+_ROPE = ("rope_type", "rope_grid_indexing", "rope_rotate_half", "ref_feat_shape", "rope_temperature")

@@ -1,6 +1,6 @@
 """What the config.json of timm and of transformers says of a ViT beyond its tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from patchlight.config import ViTConfig
@@ -15,21 +15,23 @@ from patchlight.weights.transformers_configs import Keys, activation
 TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "swiglu"}
 
 
-def timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
-    """What timm's config.json says beyond the shapes; `gated`: the MLPs are."""
+def timm_hints(config: Mapping[str, Any], state: Collection[str]) -> dict[str, Any]:
+    """What timm's config.json says beyond the shapes; `state`: our names of the tensors."""
     name = name_of(str(config["architecture"]))
     hints = {} if name is None else open_settings(name)
+    gated = "blocks.0.mlp.gate_and_up.weight" in state
     if not gated and hints.get("mlp") == "swiglu":  # which model_args may take away
         hints["mlp"] = "gelu"
     arguments = config.get("model_args") or {}
-    hints |= vit_settings(arguments)
+    hints |= vit_settings(arguments, {} if name is None else settings_of(name))
     pooling = arguments.get("global_pool") or config.get("global_pool") or "token"
-    if pooling not in ("token", "avg", "map"):
-        raise PatchlightError(f"config.json says global_pool={pooling!r}, which we do not have")
+    if pooling not in ("token", "avg", "map") or (pooling == "map" and "attention_pool.query" not in state):
+        without = " without the tensors for it" if pooling == "map" else ""
+        raise PatchlightError(f"config.json says global_pool={pooling!r}{without}, which we do not have")
     activation = arguments.get("act_layer")
-    if activation is not None and (activation not in TIMM_ACTIVATIONS or (activation == "silu" and not gated)):
-        plain = " in an MLP without a gate" if activation == "silu" else ""
-        raise PatchlightError(f"config.json says act_layer={activation!r}{plain}, which we do not have")
+    if activation is not None and (activation not in TIMM_ACTIVATIONS or (activation == "silu") != gated):
+        kind = " in an MLP without a gate" if activation == "silu" else " in a gated MLP" if gated else ""
+        raise PatchlightError(f"config.json says act_layer={activation!r}{kind}, which we do not have")
     size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size", [None])[1:]
     given = {
         "num_heads": arguments.get("num_heads"),
@@ -38,6 +40,17 @@ def timm_hints(config: Mapping[str, Any], *, gated: bool) -> dict[str, Any]:
         "pooling": {"avg": "mean"}.get(pooling) or ("cls" if arguments.get("global_pool") == "token" else None),
     }
     return hints | {name: value for name, value in given.items() if value is not None}
+
+
+def refuse_uneven_size(size: Any, patch_size: tuple[int, int], source: str) -> None:
+    """timm's convolution passes over the pixels that are left where patches do not divide an image."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    whole = tuple(side // patch * patch for side, patch in zip(sides, patch_size, strict=True))
+    if whole != sides:
+        raise CheckpointError(
+            f"{source}: patches of {patch_size[0]}x{patch_size[1]} do not divide its images of {sides[0]}x{sides[1]} "
+            f"(img_size), of which timm passes over the last pixels; image_size={whole} takes smaller photos instead"
+        )
 
 
 def refuse_partial_pooling(config: ModelConfig, found: Found, name: str | None) -> None:
