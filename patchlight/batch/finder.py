@@ -17,13 +17,14 @@ from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError
 from patchlight.localizing.detector import Detector, Localization
 from patchlight.models.prepack import prepack_linears
+from patchlight.reporting import Reporter
 
 
 class Finder:
     """A detector on its device; its methods may be called in `threads` threads at a time."""
 
-    def __init__(self, detector: Detector, batch_size: int, tell: Callable[[str], None]) -> None:
-        self.detector, self.tell = detector, tell
+    def __init__(self, detector: Detector, batch_size: int, reporter: Reporter) -> None:
+        self.detector, self.reporter = detector, reporter
         self.device = detector.device
         self.at_once = images_at_once(self.device, batch_size)
         """Photos; fewer, once memory has run out."""
@@ -87,7 +88,7 @@ class Finder:
                 "device"
             ) from None
         self.at_once = at_once // 2
-        self.tell(f"there is not enough memory for {at_once} photos at once; continuing with {self.at_once}")
+        self.reporter.tell(f"there is not enough memory for {at_once} photos at once; continuing with {self.at_once}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -84,7 +84,7 @@ def _crop(
             book = FrameStore(folder.looks)
             stack.callback(book.close)
         run = CropRun(folder, journal, inputs, settings, how, detector, pool, asked, reporter)
-        finder = Finder(detector, how.batch_size, reporter.tell)
+        finder = Finder(detector, how.batch_size, reporter)
         cut = Cut(
             margin=settings.margin, aspect=parse_aspect(settings.aspect), longest=settings.size, jpegtran=jpegtran
         )

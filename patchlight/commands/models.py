@@ -11,6 +11,7 @@ from patchlight.commands.options import AsJson, Like, Settings, Weights, parse_s
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict, config_from_json, variant
+from patchlight.reporting import Progress, on_terminal
 
 if TYPE_CHECKING:
     from patchlight.costing import Costs, Latency
@@ -33,19 +34,16 @@ def costs(
         changes["image_size"] = parse_size(image_size)
     configs = [_read_config(model, changes) for model in models]
 
-    from rich.console import Console
-    from rich.text import Text
-
     from patchlight.costing import costs as count_costs
     from patchlight.costing import measure_latency
 
     counted, latencies = [], []
-    with Console(stderr=True).status("") as status:  # shows on a terminal only
+    with on_terminal() as reporter:
         for model, config in zip(models, configs, strict=True):
-            status.update(Text(f"counting {model}"))
+            reporter.progress(Progress(what=f"counting {model}"))
             counted.append(count_costs(config))
             if timed:
-                status.update(Text(f"timing {model}"))
+                reporter.progress(Progress(what=f"timing {model}"))
             latencies.append(measure_latency(config, batch=batch, device=device) if timed else None)
     if as_json:
         typer.echo(json.dumps([_costs_row(*row) for row in zip(models, counted, latencies, strict=True)], indent=2))

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from patchlight.reporting import Reporter
+
 
 def install_default(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
@@ -13,7 +15,8 @@ def install_default(
     """Make a run's model the one inside the package, which every command uses where none is named."""
     from patchlight.training.finished import install_default
 
-    folder = install_default(run, groups=groups, tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
+    reporter = Reporter(tell=lambda line: typer.echo(f"patchlight: {line}", err=True))
+    folder = install_default(run, groups=groups, reporter=reporter)
     typer.echo(folder)
 
 

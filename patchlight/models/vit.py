@@ -191,15 +191,27 @@ class ViT(nn.Module):
         image_BCHW, grids = fit_to_patches(image_BCHW, self.config, sizes)
         image_BCHW = image_BCHW.to(self.patch_embed.dtype)  # float32 images are welcome in a bfloat16 model
         geometry = self._lay_tokens(image_BCHW, grids)
-        x_BPD = self.patch_embed(image_BCHW, grids)
-        if self.positions is not None:
-            # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
-            x_BPD = x_BPD + self.positions(geometry).to(x_BPD.dtype)
-        prefix_TD = self._prefix()
-        if prefix_TD is None:
-            return self.embed_norm(x_BPD), geometry
-        prefix_BTD = prefix_TD.to(x_BPD.dtype).expand(x_BPD.shape[0], -1, -1)
-        return self.embed_norm(torch.cat([prefix_BTD, x_BPD], 1)), geometry
+        x_BPD = self._with_positions(self.patch_embed(image_BCHW, grids), geometry)
+        return self.embed_norm(self._with_prefix(x_BPD)), geometry
+
+    def _with_positions(self, x_BPD: Tensor, geometry: TokenGeometry) -> Tensor:
+        """The patches with their rows of E_pos, where positions are added and not told to attention."""
+        if self.positions is None:
+            return x_BPD
+        # In the patches' precision: under autocast that is half the weights', and all blocks pass on half as much.
+        return x_BPD + self.positions(geometry).to(x_BPD.dtype)
+
+    def _with_prefix(self, x_BPD: Tensor) -> Tensor:
+        """x_BND: class token, distillation token and registers in front, those that there are, with their rows of the
+        table."""
+        tokens = (self.class_token, self.distill_token, self.registers)
+        present: list[Tensor] = [token for token in tokens if token is not None]
+        if not present:
+            return x_BPD
+        prefix_TD = torch.cat(present)
+        if isinstance(self.positions, LearnedPositions):
+            prefix_TD = self.positions.add_to_prefix(prefix_TD)
+        return torch.cat([prefix_TD.to(x_BPD.dtype).expand(x_BPD.shape[0], -1, -1), x_BPD], 1)
 
     def _lay_tokens(self, image_BCHW: Tensor, grids: Sequence[Size]) -> TokenGeometry:
         """How the image's tokens lie, with what attention is told of it: rotations, or offsets between tokens."""
@@ -211,15 +223,6 @@ class ViT(nn.Module):
             index_NN = relative_index(grid, self.config.num_prefix, image_BCHW.device)
             return dataclasses.replace(geometry, offsets_NN=index_NN)
         return geometry
-
-    def _prefix(self) -> Tensor | None:
-        """Class token, distillation token and registers, those that there are, with their rows of the table."""
-        tokens = (self.class_token, self.distill_token, self.registers)
-        present: list[Tensor] = [token for token in tokens if token is not None]
-        if not present:
-            return None
-        prefix_TD = torch.cat(present)
-        return self.positions.add_to_prefix(prefix_TD) if isinstance(self.positions, LearnedPositions) else prefix_TD
 
     def encode(
         self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None, visit: Visit | None = None

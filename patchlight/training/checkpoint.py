@@ -197,8 +197,9 @@ def _write_state(
 def _safetensors_pieces(tree: Any, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The bytes of the file: the header's length, the header, then one tensor after the other.
 
-    Written here and not by the library, so that a tensor at a time leaves the GPU, the checksum is of what was meant
-    and not of what the disk gave back, and a full disk is an OSError.
+    Written here and not by a library, so that a tensor at a time leaves the GPU, the checksum is of what was meant and
+    not of what the disk gave back, and a full disk is an OSError: torch.save makes a RuntimeError of it that says
+    nothing of the disk, and writes the whole storage of a view.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # so that each starts aligned
     header: dict[str, Any] = {"__metadata__": {"format": FORMAT, "state": json.dumps(tree)}}

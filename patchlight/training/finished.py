@@ -1,12 +1,12 @@
 """What a finished run leaves: a model that `patchlight.load` takes, its card and its curves."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
 from patchlight.files import replacing
 from patchlight.models.families import Model
+from patchlight.reporting import SILENT, Reporter
 from patchlight.training.card import training_card
 from patchlight.training.charts import draw_curves
 from patchlight.training.data import Dataset
@@ -53,11 +53,11 @@ def install_default(
     run: str | Path,
     assets: Path = ASSETS,
     groups: str | Path | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    reporter: Reporter = SILENT,
 ) -> Path:
     """Make a run's model the one that `patchlight.load("default")` gives: in half precision, with the run's card.
 
-    `groups` is a table as `read_groups` takes it, in place of the run's own; `tell` hears what of it does not
+    `groups` is a table as `read_groups` takes it, in place of the run's own; `reporter` hears what of it does not
     fit, and what the model cannot do yet.
     """
     folder = RunFolder(run)
@@ -68,13 +68,13 @@ def install_default(
         raise PatchlightError(f"{run}: names no classes, so that {groups} has nothing to group; leave it out")
     target = save(loaded, assets / "default", groups=groups, overwrite=True)
     for line in [] if groups is None else gaps_of(groups, loaded.labels or ()):
-        tell(line)
+        reporter.tell(line)
     if loaded.subject is None:
-        tell("it was not trained to find subjects: `crop` uses tokencut, which is seldom sure")
+        reporter.tell("it was not trained to find subjects: `crop` uses tokencut, which is seldom sure")
     else:
-        tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
+        reporter.tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
     if loaded.labels is None:
-        tell("it names no classes: `classify` needs another model")
+        reporter.tell("it names no classes: `classify` needs another model")
     card = folder.path / "README.md"
     if card.is_file():
         with replacing(target / "README.md") as temporary:

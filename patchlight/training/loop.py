@@ -101,116 +101,6 @@ def train(
         return _finish(run, state)
 
 
-def _learn(run: "_Run", state: "_LoopState") -> None:
-    """Step by step to the last one, or until somebody asks for a stop."""
-    config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
-    evaluate_every = run.steps_an_epoch * config.evaluate_every
-    next_evaluation = _next_multiple(state.start, evaluate_every)
-    if state.start == steps:
-        return
-    compiling = "; the first compiles the model, which takes a while" if config.compile else ""
-    run.tell(f"{steps - state.start:,} steps of {config.batch_size} photos on {processes.hardware()}{compiling}")
-    _look_ahead(run, state)
-    stream = learner.stream(run.training, processes, start=state.start, steps=steps - state.start)
-    with contextlib.closing(stream):
-        parts = update.prepared(_micro_batches(stream, config.accumulate))
-        for step in range(state.start, steps):
-            update.optimizer.set_lr(learning_rate(step, steps, config.optim))
-            learner.set_progress(step / steps)
-            torch.manual_seed(_step_seed(config.seed, step, processes.rank))
-            inputs, loss = _next_inputs(run, state, parts, step), 0.0
-            # Compilers that Ctrl-C stops, too, leave half a program in torch's cache.
-            with block_signals_in_children() if config.compile else contextlib.nullcontext():
-                for part in range(config.accumulate):
-                    loss += update.learn(next(parts) if part else inputs, last=part == config.accumulate - 1)
-            loss = processes.mean(loss)
-            if math.isfinite(loss):
-                update.move(step)
-                state.bad_losses = 0
-            else:
-                update.forget()
-                _count_bad_loss(run, state, step)
-            state.losses.append(loss)
-            done = step + 1
-            if done % config.log_every == 0 or done == steps:
-                with processes.together():
-                    if processes.is_first:
-                        run.reporter.progress(_log_losses(run, state, done))
-                        learner.check()
-            if done % config.log_every == 0:
-                state.losses.clear()
-            if done >= next_evaluation and done < steps:
-                next_evaluation = _next_multiple(done, evaluate_every)
-                _evaluate(run, state, done)
-            if done % config.checkpoint_every == 0 or done == steps:
-                _save(run, state, done)
-    if asked := processes.agree(run.asked.signal):  # in the last step, or while it was saved
-        raise _stopped_after(run, steps, asked)
-
-
-def _look_ahead(run: "_Run", state: "_LoopState") -> None:
-    """What the learner does before its first step; the time of it is not that of steps."""
-    with run.processes.together():
-        try:
-            run.learner.look_ahead(run.training, run.processes, run.asked, run.reporter, steps=run.steps)
-        except PatchlightError:
-            if not run.asked.signal:  # else whoever reads the photos was told to stop, too
-                raise
-    if run.update.average is not None and not state.start:
-        run.update.average.load_state_dict(run.learner.vit.state_dict())  # which may have been made ready to learn
-    state.last_line = state.start, time.perf_counter()
-
-
-def _next_inputs(
-    run: "_Run", state: "_LoopState", parts: Iterator[tuple[Tensor, ...]], step: int
-) -> tuple[Tensor, ...]:
-    """The first part of what a step learns from, whose other parts are of the same photos.
-
-    All processes have theirs, or all end here: none may begin a step that another does not take part in.
-    """
-    inputs, failure = None, None
-    try:
-        inputs = next(parts)
-    except PatchlightError as error:
-        failure = error
-    worst = run.processes.agree(run.asked.signal or (_FAILED if failure else 0))
-    if worst > _FAILED:
-        _save(run, state, step)
-        raise _stopped_after(run, step, worst)
-    if worst:
-        with run.processes.together():
-            if failure is not None:
-                raise failure
-    assert inputs is not None
-    return inputs
-
-
-_FAILED = 1
-"""Less than the signals that ask for a stop: of one, whoever reads the photos may have been told, too."""
-
-
-def _stopped_after(run: "_Run", step: int, signal_number: int) -> Stopped:
-    if step == run.steps:
-        return Stopped(_AFTER_THE_LAST.format(run.folder.path), signal_number)
-    line = f"{run.folder.path}: stopped after step {step}; run the same command with --resume to continue"
-    return Stopped(line, signal_number)
-
-
-_AFTER_THE_LAST = "{}: stopped after the last step; run the same command with --resume to evaluate and save the model"
-
-
-@contextlib.contextmanager
-def _stoppable(processes: Processes, asked: StopRequest, line: str) -> Iterator[None]:
-    """What the processes do together, and where a stop need not wait, since there is nothing to save."""
-    try:
-        with processes.together(), asked.at_once(line):
-            yield
-    except FailedElsewhereError as elsewhere:
-        if elsewhere.signal:
-            raise Stopped(line, elsewhere.signal) from None
-        raise
-
-
 @dataclass(frozen=True)
 class _Run:
     """Who and what takes part in a run, from its first step to its last."""
@@ -229,10 +119,6 @@ class _Run:
     steps: int
     steps_an_epoch: float
     reporter: Reporter
-
-    def tell(self, line: str) -> None:
-        """Say something that deserves a line."""
-        self.reporter.tell(line)
 
 
 @dataclass
@@ -331,16 +217,16 @@ def _begin_or_go_on(run: _Run, newest: tuple[int, Any, list[str]] | None) -> _Lo
     if newest is not None:
         start, saved, notes = newest
         for note in notes:
-            run.tell(note)
+            run.reporter.tell(note)
         with run.processes.together():
             _check_same_data(saved["data"], run)
         run.processes.load_state(run.learner, run.update.optimizer, saved)
         if run.update.average is not None:
             run.update.average.load_state_dict(saved["average"])
         told = {name: saved[name] for name in told}
-        run.tell(f"continuing after step {start} of {run.steps}")
+        run.reporter.tell(f"continuing after step {start} of {run.steps}")
     elif run.folder.settings.exists():
-        run.tell(f"{run.folder.path}: had no checkpoint yet; starting from step 0")
+        run.reporter.tell(f"{run.folder.path}: had no checkpoint yet; starting from step 0")
     with run.processes.together():
         if run.processes.is_first:
             run.folder.begin(run.config)
@@ -349,13 +235,111 @@ def _begin_or_go_on(run: _Run, newest: tuple[int, Any, list[str]] | None) -> _Lo
     return _LoopState(start, **told)
 
 
-_LEARN_MORE_SLOWLY = "lower optim.lr, or lengthen optim.warmup, in a new folder"
+def _check_same_data(fingerprint: str, run: _Run) -> None:
+    if fingerprint != run.training.fingerprint():
+        raise PatchlightError(
+            f"{run.config.data.train}: the training photos have changed since {run.folder.path} was started; "
+            "restore them, or start a new run in another folder"
+        )
+
+
+def _learn(run: _Run, state: _LoopState) -> None:
+    """Step by step to the last one, or until somebody asks for a stop."""
+    config, processes, learner, update, steps = run.config, run.processes, run.learner, run.update, run.steps
+    evaluate_every = run.steps_an_epoch * config.evaluate_every
+    next_evaluation = _next_multiple(state.start, evaluate_every)
+    if state.start == steps:
+        return
+    compiling = "; the first compiles the model, which takes a while" if config.compile else ""
+    run.reporter.tell(
+        f"{steps - state.start:,} steps of {config.batch_size} photos on {processes.hardware()}{compiling}"
+    )
+    _look_ahead(run, state)
+    stream = learner.stream(run.training, processes, start=state.start, steps=steps - state.start)
+    with contextlib.closing(stream):
+        parts = update.prepared(_micro_batches(stream, config.accumulate))
+        for step in range(state.start, steps):
+            update.optimizer.set_lr(learning_rate(step, steps, config.optim))
+            learner.set_progress(step / steps)
+            torch.manual_seed(_step_seed(config.seed, step, processes.rank))
+            inputs, loss = _next_inputs(run, state, parts, step), 0.0
+            # Compilers that Ctrl-C stops, too, leave half a program in torch's cache.
+            with block_signals_in_children() if config.compile else contextlib.nullcontext():
+                for part in range(config.accumulate):
+                    loss += update.learn(next(parts) if part else inputs, last=part == config.accumulate - 1)
+            loss = processes.mean(loss)
+            if math.isfinite(loss):
+                update.move(step)
+                state.bad_losses = 0
+            else:
+                update.forget()
+                _count_bad_loss(run, state, step)
+            state.losses.append(loss)
+            done = step + 1
+            if done % config.log_every == 0 or done == steps:
+                with processes.together():
+                    if processes.is_first:
+                        run.reporter.progress(_log_losses(run, state, done))
+                        learner.check()
+            if done % config.log_every == 0:
+                state.losses.clear()
+            if done >= next_evaluation and done < steps:
+                next_evaluation = _next_multiple(done, evaluate_every)
+                _evaluate(run, state, done)
+            if done % config.checkpoint_every == 0 or done == steps:
+                _save(run, state, done)
+    if asked := processes.agree(run.asked.signal):  # in the last step, or while it was saved
+        raise _stopped_after(run, steps, asked)
+
+
+def _look_ahead(run: _Run, state: _LoopState) -> None:
+    """What the learner does before its first step; the time of it is not that of steps."""
+    with run.processes.together():
+        try:
+            run.learner.look_ahead(run.training, run.processes, run.asked, run.reporter, steps=run.steps)
+        except PatchlightError:
+            if not run.asked.signal:  # else whoever reads the photos was told to stop, too
+                raise
+    if run.update.average is not None and not state.start:
+        run.update.average.load_state_dict(run.learner.vit.state_dict())  # which may have been made ready to learn
+    state.last_line = state.start, time.perf_counter()
+
+
+def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:
+    for batch in stream:
+        yield from (Batch(*part) for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True))
+
+
+def _next_inputs(run: _Run, state: _LoopState, parts: Iterator[tuple[Tensor, ...]], step: int) -> tuple[Tensor, ...]:
+    """The first part of what a step learns from, whose other parts are of the same photos.
+
+    All processes have theirs, or all end here: none may begin a step that another does not take part in.
+    """
+    inputs, failure = None, None
+    try:
+        inputs = next(parts)
+    except PatchlightError as error:
+        failure = error
+    worst = run.processes.agree(run.asked.signal or (_FAILED if failure else 0))
+    if worst > _FAILED:
+        _save(run, state, step)
+        raise _stopped_after(run, step, worst)
+    if worst:
+        with run.processes.together():
+            if failure is not None:
+                raise failure
+    assert inputs is not None
+    return inputs
+
+
+_FAILED = 1
+"""Less than the signals that ask for a stop: of one, whoever reads the photos may have been told, too."""
 
 
 def _count_bad_loss(run: _Run, state: _LoopState, step: int) -> None:
     """Raises where there were too many in a row."""
     state.bad_losses, state.left_out = state.bad_losses + 1, state.left_out + 1
-    run.tell(
+    run.reporter.tell(
         f"step {step + 1}: the loss or its gradient is NaN or infinite; step skipped ({state.bad_losses} in a row)"
     )
     with run.processes.together():
@@ -364,6 +348,9 @@ def _count_bad_loss(run: _Run, state: _LoopState, step: int) -> None:
                 f"{run.folder.path}: {state.bad_losses} losses in a row were NaN or infinite, the last at "
                 f"step {step + 1}; {_LEARN_MORE_SLOWLY}"
             )
+
+
+_LEARN_MORE_SLOWLY = "lower optim.lr, or lengthen optim.warmup, in a new folder"
 
 
 def _log_losses(run: _Run, state: _LoopState, done: int) -> StepProgress:
@@ -410,7 +397,7 @@ def _evaluate(run: _Run, state: _LoopState, done: int) -> None:
             epoch = round(done / run.steps_an_epoch, 4)
             run.folder.log(step=done, epoch=epoch, seconds=state.elapsed(), **result.course())
             if isinstance(result, FeatureEvaluation) and result.accuracy <= result.details["commonest"]:
-                run.tell(
+                run.reporter.tell(
                     f"epoch {epoch:g}: the nearest neighbours name {result.accuracy:.1%} right, no more than one gets "
                     f"who names the commonest class alone ({result.details['commonest']:.1%})"
                 )
@@ -484,9 +471,26 @@ def _finish(run: _Run, state: _LoopState) -> Result:
     return result
 
 
-def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:
-    for batch in stream:
-        yield from (Batch(*part) for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True))
+@contextlib.contextmanager
+def _stoppable(processes: Processes, asked: StopRequest, line: str) -> Iterator[None]:
+    """What the processes do together, and where a stop need not wait, since there is nothing to save."""
+    try:
+        with processes.together(), asked.at_once(line):
+            yield
+    except FailedElsewhereError as elsewhere:
+        if elsewhere.signal:
+            raise Stopped(line, elsewhere.signal) from None
+        raise
+
+
+def _stopped_after(run: _Run, step: int, signal_number: int) -> Stopped:
+    if step == run.steps:
+        return Stopped(_AFTER_THE_LAST.format(run.folder.path), signal_number)
+    line = f"{run.folder.path}: stopped after step {step}; run the same command with --resume to continue"
+    return Stopped(line, signal_number)
+
+
+_AFTER_THE_LAST = "{}: stopped after the last step; run the same command with --resume to evaluate and save the model"
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:
@@ -496,11 +500,3 @@ def _step_seed(seed: int, step: int, rank: int) -> int:
 def _next_multiple(step: int, interval: float) -> int:
     """The first step after `step` that completes a multiple of the interval."""
     return math.ceil((math.floor(step / interval + 1e-9) + 1) * interval - 1e-9)
-
-
-def _check_same_data(fingerprint: str, run: _Run) -> None:
-    if fingerprint != run.training.fingerprint():
-        raise PatchlightError(
-            f"{run.config.data.train}: the training photos have changed since {run.folder.path} was started; "
-            "restore them, or start a new run in another folder"
-        )

@@ -29,7 +29,7 @@ from patchlight.geometry import Box
 from patchlight.images.crop import region_around
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.detector import Detector, localize
-from patchlight.reporting import Progress
+from patchlight.reporting import SILENT, Progress
 from patchlight.weights.load import load
 
 BAD_IMAGES = Path(__file__).parents[4] / "shared" / "data" / "bad-images"
@@ -324,7 +324,7 @@ def test_a_gpu_that_fails_is_one_line(photos: Path, model: Path, monkeypatch: py
     loaded = load(model)
     seen = work.read_photo(str(photos / "000.jpg"), loaded.preprocess.config, None)
     assert isinstance(seen, work.Seen)
-    one = finder.Finder(Detector.of(loaded), 1, print)
+    one = finder.Finder(Detector.of(loaded), 1, SILENT)
     monkeypatch.setattr(Preprocess, "batch", lambda *given: torch.zeros(1, 3, 32, 32))
     for look in (lambda: one.look_at([seen]), lambda: one.look_closely([str(photos / "000.jpg")])):
         one.device = torch.device("cuda")

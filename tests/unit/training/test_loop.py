@@ -427,7 +427,7 @@ def test_a_run_saves_the_groups_of_its_classes(photos: Path, tmp_path: Path) -> 
     assert groups is not None
     assert dict(zip(groups.labels, groups.paths, strict=True)) == {"blue": "cold", "green": "cold", "red": "warm/fire"}
     table.write_text("label,group\nred,hot\n")
-    install_default(tmp_path / "run", tmp_path / "assets", groups=table, tell=told.append)
+    install_default(tmp_path / "run", tmp_path / "assets", groups=table, reporter=Reporter(tell=told.append))
     assert f"{table}: no row fits 'blue', 'green' of the 3 classes, so they are unknown" in told
     groups = load(tmp_path / "assets" / "default").groups
     assert groups is not None
