@@ -145,7 +145,7 @@ def _read_preprocess(found: Found, config: ModelConfig, notes: list[str]) -> Pre
         return PreprocessConfig.from_dict(_our_part(found, "preprocess"))
     if found.preprocessor:
         for name in unknown_to_transformers(found.preprocessor):
-            notes.append(f"passed over {name}={found.preprocessor[name]!r} in preprocessor_config.json: not known here")
+            notes.append(f"passed over {name}={found.preprocessor[name]!r} of its image processor: not known here")
         return from_transformers(found.preprocessor)
     values = found.config.get("pretrained_cfg")
     if values:

@@ -42,7 +42,7 @@ def find(source: str | Path, revision: str | None = None) -> Found:
     except OSError as error:  # a name that is too long, a folder that may not be read
         raise CheckpointError(f"{name}: {(error.strerror or 'cannot be read').lower()}") from None
     if exists:
-        beside = _beside(path.parent) if path.name in WEIGHT_FILES else ({}, {})
+        beside = configs_beside(path.parent) if path.name in WEIGHT_FILES else ({}, {})
         return Found(name, path, *beside, None)
     if name in CATALOGUE:
         return _in_folder(name, fetch(CATALOGUE[name].hub, revision), CATALOGUE[name])
@@ -67,16 +67,19 @@ def _in_folder(source: str, folder: Path, entry: Entry | None) -> Found:
             what = f"several ({', '.join(path.name for path in others)}): name one" if others else "none"
             raise CheckpointError(f"{source}: expected model.safetensors or one other weights file in it; found {what}")
         weights = others[0]
-    return Found(source, weights, *_beside(folder), entry)
+    return Found(source, weights, *configs_beside(folder), entry)
 
 
-def _beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    config, preprocessor = (
+def configs_beside(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, and how transformers prepares photos; empty where there is none."""
+    config, processor, preprocessor = (
         read_json(folder / name) if (folder / name).exists() else {}
-        for name in ("config.json", "preprocessor_config.json")
+        for name in ("config.json", "processor_config.json", "preprocessor_config.json")
     )
     if "architecture" in config and not {"pretrained_cfg", "model_args", "patchlight"} & set(config):
         # timm's first form, in which pretrained_cfg was not a part of the file but all of it
         flat = {{"labels": "label_names"}.get(name, name): value for name, value in config.items()}
         config["pretrained_cfg"] = {name: flat[name] for name in flat if name not in ("architecture", "num_features")}
-    return config, preprocessor
+    # transformers 5 writes the image processor of models that read texts, too, into their processor's file, and looks
+    # there first.
+    return config, processor.get("image_processor") or preprocessor

@@ -6,7 +6,7 @@ from patchlight.weights.read import CheckpointError
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OLD_WEIGHTS = ("pytorch_model.bin",)
-BESIDE = ("config.json", "preprocessor_config.json")
+BESIDE = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def fetch(name: str, revision: str | None = None, *, configs_only: bool = False) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.weights.catalog import CATALOGUE, Entry, find_by_hub
-from patchlight.weights.find import Found
+from patchlight.weights.find import Found, configs_beside
 from patchlight.weights.hub import fetch
 from patchlight.weights.others import refuse_others
-from patchlight.weights.read import CheckpointError, read_json
+from patchlight.weights.read import CheckpointError
 from patchlight.weights.timm_architectures import architectures, name_in_file, name_of, refuse_unsupported
 
 FILE_NAME = "the name of its file"
@@ -46,7 +46,7 @@ def _like(found: Found, like: str) -> Found:
 
 
 def _config_of(like: str) -> tuple[dict[str, Any], dict[str, Any], Entry | None]:
-    """config.json, preprocessor_config.json and row of the catalogue of what `like` names."""
+    """config.json, how photos are prepared, and row of the catalogue of what `like` names."""
     entry = CATALOGUE.get(like) or find_by_hub(like.removeprefix("hf:"))
     name = name_of(like)
     if name is not None:
@@ -60,6 +60,4 @@ def _config_of(like: str) -> tuple[dict[str, Any], dict[str, Any], Entry | None]
         raise CheckpointError(
             f"like={like!r} is no architecture of timm, no checkpoint of the catalogue and no hf:owner/name; {remedy}"
         )
-    found = (folder / "config.json", folder / "preprocessor_config.json")
-    config, preprocessor = (read_json(path) if path.exists() else {} for path in found)
-    return config, preprocessor, entry
+    return *configs_beside(folder), entry

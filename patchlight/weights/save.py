@@ -101,7 +101,7 @@ def _write(folder: Path, files: dict[str, bytes | State], *, overwrite: bool) ->
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise PatchlightError(f"{folder}: is not empty; name another folder, or pass overwrite=True")
     folder.mkdir(parents=True, exist_ok=True)
-    for stale in {"preprocessor_config.json"} - set(files):  # of another layout, written over
+    for stale in {"preprocessor_config.json", "processor_config.json"} - set(files):  # of another layout, written over
         (folder / stale).unlink(missing_ok=True)
     for name in sorted(files, key=lambda name: name == "config.json"):
         content = files[name]

@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ import torch
 from PIL import Image
 
 import oracles
+from models_at_random import tiny_vit
 from patchlight.errors import PatchlightError
 from patchlight.images.preprocess import Preprocess
+from patchlight.weights.load import load
 from patchlight.weights.preprocessing import (
     PROCESSORS,
     TIMM_FOLLOWED,
@@ -32,6 +35,7 @@ from patchlight.weights.preprocessing import (
     unknown_to_timm,
     unknown_to_transformers,
 )
+from patchlight.weights.save import save
 from transformers_models import CLAIMED
 
 PHOTOS = [
@@ -179,6 +183,26 @@ def test_every_key_of_transformers(kind: str, crop: bool) -> None:
             assert became == "equal", (key, flipped[key])
     assert keys - outcomes["equal"] <= {"image_processor_type"}
     assert outcomes["refused"] <= TRANSFORMERS_REFUSED | set(PROCESSORS[kind])
+
+
+def test_an_image_processor_inside_the_file_of_a_processor_comes_first(tmp_path: Path) -> None:
+    """As transformers 5 writes it for models of images and texts."""
+    oracles.timm()  # which makes torchvision importable
+    library = oracles.transformers()
+    folder = save(tiny_vit(), tmp_path / "model", layout="transformers")
+    config = json.loads((folder / "config.json").read_text())
+    del config["patchlight"]
+    (folder / "config.json").write_text(json.dumps(config))
+    inside = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 40}, "crop_size": 32}
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": inside}))
+    theirs = library.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    loaded = load(folder)
+    for photo in PHOTOS:
+        (expected_CHW,) = theirs(photo, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(loaded.transform(photo), expected_CHW, atol=1e-5, rtol=0)
+    assert not [note for note in loaded.notes if "prepar" in note]
+    save(loaded, folder, layout="transformers", overwrite=True)
+    assert not (folder / "processor_config.json").exists()
 
 
 @pytest.mark.parametrize("kind", PROCESSORS)

@@ -100,8 +100,8 @@ def test_keys_that_are_not_known_are_said(layout: Any, tmp_path: Path) -> None:
     before = load(folder)
     edited(folder, place, {key: 3, key.replace("shake", "nothing"): None})
     after = load(folder)
-    where = "pretrained_cfg" if layout == "timm" else "preprocessor_config.json"
-    assert set(after.notes) - set(before.notes) == {f"passed over shake=3 in {where}: not known here"}
+    where = "in pretrained_cfg" if layout == "timm" else "of its image processor"
+    assert set(after.notes) - set(before.notes) == {f"passed over shake=3 {where}: not known here"}
     assert after.preprocess.config == before.preprocess.config
 
 
