@@ -38,7 +38,7 @@ class Made:
 
     @property
     def has_text(self) -> bool:
-        return self.config in ("CLIPConfig", "MetaClip2Config", "SiglipConfig")
+        return self.config in ("CLIPConfig", "AltCLIPConfig", "MetaClip2Config", "SiglipConfig")
 
 
 def _all(config: str, *names: str, **settings: Any) -> list[Made]:
@@ -66,6 +66,7 @@ CLAIMED: tuple[Made, ...] = (
     *_all("CLIPConfig", "CLIPModel", "CLIPForImageClassification", **VIT_MLP),
     *_all("ChineseCLIPVisionConfig", "ChineseCLIPVisionModel", **VIT_MLP),
     *_all("AltCLIPVisionConfig", "AltCLIPVisionModel", **VIT_MLP),
+    *_all("AltCLIPConfig", "AltCLIPModel", **VIT_MLP),
     *_all("CLIPSegVisionConfig", "CLIPSegVisionModel", **VIT_MLP),
     *_all("GitVisionConfig", "GitVisionModel", **VIT_MLP),
     *_all("MetaClip2VisionConfig", "MetaClip2VisionModel", "MetaClip2VisionModelWithProjection", **VIT_MLP),

@@ -115,7 +115,8 @@ def _prepare_dinov3(state: State) -> State:
 
 def _prepare_clip(state: State) -> State:
     """CLIP's projection into the space shared with text is a head without a bias, and what its model gives."""
-    prepared = dict(state)
+    # AltCLIP's blocks are saved under another name by transformers 5.
+    prepared = {re.sub(r"^encoder\.layer\.", "encoder.layers.", key): value for key, value in state.items()}
     if "proj" in prepared:  # OpenCLIP keeps the bare matrix, input first
         prepared["proj.weight"] = prepared.pop("proj").T
     for name in ("proj", "visual_projection"):
