@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
@@ -322,32 +323,35 @@ class Batch(NamedTuple):
     repeats_B: Tensor
 
 
-def places(
-    count: int,
-    *,
-    seed: int,
-    batch_size: int,
-    repeats: int = 1,
-    variations: int | None = None,
-    start_step: int = 0,
-    steps: int,
-    rank: int = 0,
-    world: int = 1,
-) -> Iterator[Tensor]:
+@dataclass(frozen=True, kw_only=True)
+class PhotoOrder:
+    """Which photos come in which step, and to which process."""
+
+    seed: int
+    batch_size: int
+    """Of all processes together."""
+    steps: int
+    start_step: int = 0
+    repeats: int = 1
+    rank: int = 0
+    world: int = 1
+
+
+def places(count: int, order: PhotoOrder, variations: int | None = None) -> Iterator[Tensor]:
     """This rank's part of each step's places in the stream: (3, B) int64, which are epochs (modulo the variations),
     samples and repeats."""
-    a_epoch, part = count * repeats, batch_size // world
-    epoch_of_order, order = -1, torch.empty(0)
-    for step in range(start_step, start_step + steps):
-        start = step * batch_size + rank * part
+    repeats, part = order.repeats, order.batch_size // order.world
+    a_epoch, epoch_of_samples, in_epoch = count * repeats, -1, torch.empty(0)
+    for step in range(order.start_step, order.start_step + order.steps):
+        start = step * order.batch_size + order.rank * part
         place_B = torch.arange(start, start + part)
         epochs_B, within_B = place_B // a_epoch, place_B % a_epoch
         samples_B = torch.empty_like(place_B)
         for epoch in range(int(epochs_B[0]), int(epochs_B[-1]) + 1):
-            if epoch != epoch_of_order:
-                epoch_of_order, order = epoch, epoch_order(seed, epoch, count)
+            if epoch != epoch_of_samples:
+                epoch_of_samples, in_epoch = epoch, epoch_order(order.seed, epoch, count)
             here_B = epochs_B == epoch
-            samples_B[here_B] = order[within_B[here_B] // repeats]
+            samples_B[here_B] = in_epoch[within_B[here_B] // repeats]
         if variations is not None:
             epochs_B = epochs_B % variations
         yield torch.stack([epochs_B, samples_B, within_B % repeats])
@@ -355,46 +359,30 @@ def places(
 
 def batches(
     dataset: Dataset,
+    order: PhotoOrder,
     *,
-    seed: int,
-    batch_size: int,
-    repeats: int,
-    start_step: int,
-    steps: int,
-    rank: int = 0,
-    world: int = 1,
     image_size: Size,
     augment: AugmentConfig,
     preprocess: PreprocessConfig,
     workers: int,
     device: torch.device | str,
 ) -> Generator[Batch, None, None]:
-    """This rank's part of the steps from `start_step` on, on `device`; `batch_size` counts all ranks.
+    """This rank's part of the steps, on `device`.
 
     Photos from files are cut already: with augment.crop="resized" a random part of the whole photo, else as in
     evaluation. A set in memory gives whole images, resized to `image_size`: their crop is made on the device.
     """
     if not len(dataset):
         raise PatchlightError("there are no photos to train on")
-    if batch_size % world:
-        raise PatchlightError(f"batch_size={batch_size} is not divisible by the {world} processes")
+    if order.batch_size % order.world:
+        raise PatchlightError(f"batch_size={order.batch_size} is not divisible by the {order.world} processes")
     config = _of_one_size(preprocess, image_size)
     device = torch.device(device)
-    stream = places(
-        len(dataset),
-        seed=seed,
-        batch_size=batch_size,
-        repeats=repeats,
-        variations=augment.variations,
-        start_step=start_step,
-        steps=steps,
-        rank=rank,
-        world=world,
-    )
+    stream = places(len(dataset), order, augment.variations)
     if dataset.images_NCHW is not None:
         image_N = None if dataset.image_N is None else dataset.image_N.to(device)
         return _from_memory(dataset.prepared(config, device), image_N, dataset.labels_N.to(device), stream)
-    task = _CutPhotos(dataset, seed, augment, config)
+    task = _CutPhotos(dataset, order.seed, augment, config)
     read = in_workers(task, (places_3B.tolist() for places_3B in stream), workers, pin=device.type == "cuda")
     return (Batch(*(part.to(device, non_blocking=True) for part in batch)) for batch in read)
 

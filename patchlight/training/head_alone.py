@@ -70,16 +70,8 @@ class HeadAlone(Classification):
     ) -> Generator[Batch, None, None]:
         """Features in the place of photos."""
         device, labels_N = processes.device, training.labels_N.to(processes.device)
-        for places_3B in places(
-            len(training),
-            seed=self.config.seed,
-            batch_size=self.config.batch_size,
-            variations=self.config.augment.variations,
-            start_step=start,
-            steps=steps,
-            rank=processes.rank,
-            world=processes.world,
-        ):
+        order = self.order(processes, start=start, steps=steps)
+        for places_3B in places(len(training), order, self.config.augment.variations):
             variations_B, samples_B, repeats_B = places_3B.to(device)
             features_BD = self.features_NVD[samples_B, variations_B]
             yield Batch(features_BD, labels_N[samples_B], variations_B, samples_B, repeats_B)

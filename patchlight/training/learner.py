@@ -13,7 +13,7 @@ from patchlight.models.families import Model
 from patchlight.reporting import Reporter
 from patchlight.signals import StopRequest
 from patchlight.training.config import TrainConfig
-from patchlight.training.data import Batch, Dataset, batches
+from patchlight.training.data import Batch, Dataset, PhotoOrder, batches
 from patchlight.training.processes import Processes
 
 
@@ -76,18 +76,24 @@ class Learner(nn.Module):
         reading = self.reading()
         return batches(
             training,
-            seed=self.config.seed,
-            batch_size=self.config.batch_size,
-            repeats=self.config.augment.repeats,
-            start_step=start,
-            steps=steps,
-            rank=processes.rank,
-            world=processes.world,
+            self.order(processes, start=start, steps=steps, repeats=self.config.augment.repeats),
             image_size=reading.image_size,
             augment=self.cutting(),
             preprocess=reading,
             workers=self.config.data.workers,
             device=processes.device,
+        )
+
+    def order(self, processes: Processes, *, start: int, steps: int, repeats: int = 1) -> PhotoOrder:
+        """Of this process."""
+        return PhotoOrder(
+            seed=self.config.seed,
+            batch_size=self.config.batch_size,
+            steps=steps,
+            start_step=start,
+            repeats=repeats,
+            rank=processes.rank,
+            world=processes.world,
         )
 
     def prepare(self, batch: Batch, *, cropped: bool) -> tuple[Tensor, ...]:

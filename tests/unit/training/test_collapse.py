@@ -12,7 +12,7 @@ from patchlight.errors import PatchlightError
 from patchlight.models.vit import ViT
 from patchlight.training.collapse import Signs, diagnose, effective_rank, entropy
 from patchlight.training.config import DataConfig, DinoConfig, OptimConfig, TrainConfig
-from patchlight.training.data import Batch, places
+from patchlight.training.data import Batch, PhotoOrder, places
 from patchlight.training.dino import Dino
 from patchlight.training.optim import learning_rate, make_optimizer
 from patchlight.training.processes import Processes
@@ -75,7 +75,7 @@ def run(images_NCHW: Tensor, steps: int = 120, log_every: int = 5, lr: float = 1
     learner = Dino(ViT(shape), config)
     alone = Processes(0, 1, torch.device("cpu"))
     update = Step(learner, learner, make_optimizer(learner, config.optim), None, config, alone)
-    for step, (epochs_B, samples_B, repeats_B) in enumerate(places(64, seed=0, batch_size=16, steps=steps)):
+    for step, (epochs_B, samples_B, repeats_B) in enumerate(places(64, PhotoOrder(seed=0, batch_size=16, steps=steps))):
         update.optimizer.set_lr(learning_rate(step, steps, config.optim))
         learner.set_progress(step / steps)
         update.learn(

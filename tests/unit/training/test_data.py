@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from patchlight.training.data import (
     Batch,
     Dataset,
     Names,
+    PhotoOrder,
     batches,
     evaluation_batches,
     places,
@@ -217,13 +219,15 @@ def test_places_follow_the_stream(count: int, seed: int, repeats: int, world: in
         list(
             places(
                 count,
-                seed=seed,
-                batch_size=batch_size,
-                repeats=repeats,
-                start_step=start_step,
-                steps=steps,
-                rank=rank,
-                world=world,
+                PhotoOrder(
+                    seed=seed,
+                    batch_size=batch_size,
+                    steps=steps,
+                    start_step=start_step,
+                    repeats=repeats,
+                    rank=rank,
+                    world=world,
+                ),
             )
         )
         for rank in range(world)
@@ -234,7 +238,7 @@ def test_places_follow_the_stream(count: int, seed: int, repeats: int, world: in
 
 def test_variations_come_again_while_the_order_goes_on() -> None:
     given: dict[str, Any] = {"seed": 3, "batch_size": 4, "steps": 9}
-    plain, again = list(places(7, **given)), list(places(7, **given, variations=2))
+    plain, again = list(places(7, PhotoOrder(**given))), list(places(7, PhotoOrder(**given), 2))
     for plain_3B, again_3B in zip(plain, again, strict=True):
         assert torch.equal(again_3B[0], plain_3B[0] % 2)
         assert torch.equal(again_3B[1:], plain_3B[1:])
@@ -254,7 +258,9 @@ def stream_of(dataset: Dataset, **changes: Any) -> list[Batch]:
         "workers": 0,
         "device": "cpu",
     }
-    return list(batches(dataset, **settings | changes))
+    given = settings | changes
+    schedule = PhotoOrder(**{field.name: given.pop(field.name) for field in fields(PhotoOrder) if field.name in given})
+    return list(batches(dataset, schedule, **given))
 
 
 def assert_same(found: list[Batch], expected: list[Batch]) -> None:

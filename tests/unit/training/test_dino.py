@@ -25,7 +25,7 @@ from patchlight.images.draws import Draws
 from patchlight.models.vit import ViT
 from patchlight.training.checkpoint import fingerprint
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
-from patchlight.training.data import Batch, places
+from patchlight.training.data import Batch, PhotoOrder, places
 from patchlight.training.dino import (
     Dino,
     DinoConfig,
@@ -298,7 +298,7 @@ def test_half_precision_gives_nearly_the_same_loss() -> None:
 
 def steps_of(model: Dino, update: Step, images_NCHW: Tensor, start: int, stop: int, steps: int) -> Iterator[float]:
     """As the loop does them."""
-    stream = places(len(images_NCHW), seed=0, batch_size=8, start_step=start, steps=stop - start)
+    stream = places(len(images_NCHW), PhotoOrder(seed=0, batch_size=8, start_step=start, steps=stop - start))
     for step, places_3B in enumerate(stream, start):
         update.optimizer.set_lr(learning_rate(step, steps, model.config.optim))
         model.set_progress(step / steps)
@@ -384,7 +384,7 @@ def test_it_learns_what_nobody_told_it() -> None:
     dino, update = started(config)
     before = neighbours_accuracy(dino.shown(), images_NCHW, kinds_N)
     steps = 100
-    for step, places_3B in enumerate(places(300, seed=0, batch_size=48, steps=steps)):
+    for step, places_3B in enumerate(places(300, PhotoOrder(seed=0, batch_size=48, steps=steps))):
         update.optimizer.set_lr(learning_rate(step, steps, config.optim))
         dino.set_progress(step / steps)
         update.learn(update.prepare(batch_of(images_NCHW, places_3B)), last=True)
