@@ -56,7 +56,6 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
         check_claim(name, told, found.config_from, found.source)
     hints: list[tuple[str, Mapping[str, Any]]] = []
     notes: tuple[str, ...] = ()
-    gated = "blocks.0.mlp.gate_and_up.weight" in state
     if staged and found.config:
         own_hints, notes = hints_of(encoder, found.config, found.source)
         hints.append((found.config_from, own_hints))
@@ -70,7 +69,7 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
     elif found.config:
         keys = read_keys(found.config, found.source)
         notes = note_unknown(keys)
-        hints.append((found.config_from, transformers_hints(keys, found.source, gated=gated)))
+        hints.append((found.config_from, transformers_hints(keys, found.source, {*state, *encoder.shapes})))
     if found.entry is not None:
         hints.append(("the catalogue", found.entry.settings))
     settled = None

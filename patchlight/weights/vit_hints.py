@@ -69,8 +69,27 @@ def refuse_partial_pooling(config: ModelConfig, found: Found, name: str | None) 
         )
 
 
-def transformers_hints(keys: Keys, source: str, *, gated: bool) -> dict[str, Any]:
-    """What transformers' config.json says beyond the shapes, and of them what must agree; `gated`: the MLPs are."""
+# Parts that config.json says are there or not, and how the name of a tensor ends that tells whether they are.
+_TOLD_TWICE = {
+    "qkv_bias": ".attn.qkv.bias",
+    "query_bias": ".q_proj.bias",
+    "key_bias": ".k_proj.bias",
+    "value_bias": ".v_proj.bias",
+    "proj_bias": ".o_proj.bias",
+    "mlp_bias": ".up_proj.bias",
+    "use_swiglu_ffn": ".mlp.gate_and_up.weight",
+    "use_gated_mlp": ".mlp.gate_and_up.weight",
+    "use_absolute_position_embeddings": "positions.table",
+}
+
+
+def transformers_hints(keys: Keys, source: str, tensors: Collection[str]) -> dict[str, Any]:
+    """What transformers' config.json says beyond the shapes, and of them what must agree; `tensors`: the names of those
+    that are there, ours and theirs."""
+    for key, end in _TOLD_TWICE.items():
+        if key in keys.values:
+            _check_agrees(key, keys.values[key], any(name.endswith(end) for name in tensors), source)
+    gated = "blocks.0.mlp.gate_and_up.weight" in tensors
     values = keys.values
     hints: dict[str, Any] = {
         **keys.told,
@@ -89,13 +108,23 @@ def transformers_hints(keys: Keys, source: str, *, gated: bool) -> dict[str, Any
     elif with_gate:  # DINOv2's gate is a SiLU whatever the file says
         activation(keys, ("silu",), source, with_gate)
     if "use_mean_pooling" in values:  # BEiT
-        hints |= _beit_hints(values, source)
+        hints |= _beit_hints(values, source, tensors)
     return {name: value for name, value in hints.items() if value is not None}
 
 
-def _beit_hints(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    relative = values["use_relative_position_bias"] or values["use_shared_relative_position_bias"]
-    table = values["use_absolute_position_embeddings"]
+def _check_agrees(key: str, said: Any, there: bool, source: str) -> None:
+    if bool(said) != there:
+        raise CheckpointError(f"{source}: config.json says {key}={said!r}, but its tensors say {there}")
+
+
+def _beit_hints(values: Mapping[str, Any], source: str, tensors: Collection[str]) -> dict[str, Any]:
+    own, shared = "use_relative_position_bias", "use_shared_relative_position_bias"
+    relative = values[own] or values[shared]
+    has_relative = "blocks.0.attn.relative_bias.table" in tensors
+    _check_agrees(shared if values[shared] else own, relative, has_relative, source)
+    table, mean = values["use_absolute_position_embeddings"], values["use_mean_pooling"]
+    if not mean:
+        _check_agrees("use_mean_pooling", mean, "pooler.layernorm.weight" in tensors, source)
     if relative and table:
         raise CheckpointError(
             f"{source}: config.json says use_absolute_position_embeddings=True beside relative positions, which we do "
@@ -108,6 +137,5 @@ def _beit_hints(values: Mapping[str, Any], source: str) -> dict[str, Any]:
             "columns; we have squares alone"
         )
     position = "relative_bias" if relative else "learned" if table else "none"
-    mean = values["use_mean_pooling"]
-    # Then it is the pooler that normalises, and models without one do not.
+    # With the mean it is the pooler that normalises, and models without one do not.
     return {"position": position, "pooling": "mean" if mean else "cls", "final_norm": "none" if mean else None}
