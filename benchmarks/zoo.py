@@ -9,6 +9,7 @@ a one, and it is written down in the ways that models come in:
 
     timm-folder   config.json and model.safetensors, as timm writes them for the hub
     timm-file     the tensors alone, without a name
+    timm-named    the tensors alone, in a file with the architecture's name
     transformers  config.json and model.safetensors, as `save_pretrained` writes them
 
 `equal`: tokens and logits (and of a folder the prepared photo) are those of the library, to 1e-4 of the largest.
@@ -141,6 +142,7 @@ def timm_names() -> list[str]:
 
 
 def timm_family(name: str) -> str:
+    oracles.timm()  # so that it can be imported in a process of its own, too
     from timm.models import _registry
 
     module = _registry._model_entrypoints[name].__module__.rpartition(".")[2]
@@ -210,10 +212,14 @@ def _try_timm_in(
             if not answers:
                 answers.extend((model.forward_features(image), model(image)))
             tokens, logits = answers
-            ours = loaded.model.tokens(image)
+            seen = image  # timm passes over the pixels that are left where a patch does not divide the image
+            if family not in ("Swin", "Swin V2", "ConvNeXt"):
+                down, across = loaded.config.patch_size
+                seen = image[..., : image.shape[-2] // down * down, : image.shape[-1] // across * across]
+            ours = loaded.model.tokens(seen)
             if tokens.ndim == 4:
                 tokens = (tokens if tokens.shape[-1] == ours.shape[-1] else tokens.permute(0, 2, 3, 1)).flatten(1, 2)
-            return {"tokens": distance(ours, tokens), "logits": distance(loaded.model(image), logits)}
+            return {"tokens": distance(ours, tokens), "logits": distance(loaded.model(seen), logits)}
 
     def compare_folder(loaded: Any) -> dict[str, float]:
         data = oracles.timm().data
@@ -227,7 +233,10 @@ def _try_timm_in(
         folder.mkdir()
         os.link(bare, folder / "model.safetensors")
         save_config_for_hf(model, folder / "config.json", model_args=arguments)
+        named = Path(place) / f"{name}.safetensors"
+        os.link(bare, named)
         ways = {
+            "timm-named": (partial(pl.load, named, **arguments), compare),
             "timm-folder": (partial(pl.load, folder), compare_folder),
             "timm-file": (partial(pl.load, bare), compare),
         }
@@ -321,7 +330,7 @@ def _made(kind: Any, config: Any) -> nn.Module:
 
 
 LIBRARIES: dict[str, Library] = {
-    "timm": Library(("timm-folder", "timm-file"), timm_names, try_timm),
+    "timm": Library(("timm-folder", "timm-file", "timm-named"), timm_names, try_timm),
     "transformers": Library(("transformers",), transformers_names, try_transformers),
 }
 """Another library is one more row: what its forms are called, which models it has, and what becomes of one of them."""

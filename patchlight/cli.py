@@ -5,6 +5,7 @@ import io
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -76,6 +77,22 @@ for command in (
     app.command(cls=_Command)(command)
 
 
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        in_pythons_form = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if issubclass(category, PatchlightWarning):
+                typer.echo(f"patchlight: warning: {' '.join(str(message).split())}", err=True)
+            else:
+                in_pythons_form(message, category, *where, **more)
+
+        warnings.showwarning = show
+        warnings.simplefilter("always", PatchlightWarning)
+        yield
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2, a stop 130 or 143.
 
@@ -85,17 +102,9 @@ def main() -> None:
     interrupt_once()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error: a class may have any name
-    in_pythons_form = warnings.showwarning
-
-    def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
-        if issubclass(category, PatchlightWarning):
-            typer.echo(f"patchlight: warning: {' '.join(str(message).split())}", err=True)
-        else:
-            in_pythons_form(message, category, *where, **more)
-
-    warnings.showwarning = show
     try:
-        sys.exit(app(prog_name="patchlight", standalone_mode=False))
+        with _warnings_in_a_line():
+            sys.exit(app(prog_name="patchlight", standalone_mode=False))
     except PatchlightError as error:
         message = str(error)
     except Stopped as stopped:

@@ -115,8 +115,8 @@ def traits(told: Mapping[str, Any], keys: Mapping[str, Any], *, has_table: bool)
 def differences(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of an architecture that are not what `traits` gave, with its values."""
     settings = dict(settings_of(name))
-    if settings.get("layer_scale") and not isinstance(told.get("layer_scale"), str):  # in names that are not timm's
-        settings["layer_scale"] = told.get("layer_scale") or 1e-5
+    if settings.get("layer_scale") and told.get("layer_scale") not in (None, "ls1.gamma"):
+        settings["layer_scale"] = told["layer_scale"]  # gamma_1 is what DeiT III's authors call it, too
     has_table = settings.get("position") == "learned" or settings.get("add_learned_table", False)
     settings = settings | {"has_table": has_table} if settings["architecture"] == "vit" else settings
     apart = {
@@ -167,6 +167,8 @@ def settle(family: str, told: Mapping[str, Any], given: Mapping[str, Any], sourc
     unsupported = [name for name in names if "refused" in rows[name]]
     if len(kinds) + bool(unsupported) > 1:
         apart = [place for place, values in enumerate(zip(*kinds, strict=True)) if len(set(values)) > 1]
+        if "position" in [still_open[place] for place in apart]:  # which says it all
+            apart = [place for place in apart if not still_open[place].startswith("rope_")]
         said = []
         for kind, name in kinds.items():
             values = ", ".join(f"{still_open[place]}={kind[place]!r}" for place in apart)

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import oracles
+from command_line import patchlight
 from models_at_random import randomize
 from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.weights.load import load
@@ -51,6 +52,7 @@ def same(loaded: Any, model: torch.nn.Module) -> None:
 
 # Tensors that two of timm's architectures have, and what else they may be.
 AMBIGUOUS = [
+    ("vit_small_patch16_rope_ape_224", "deit3_small_patch16_224", "position='rope2d'"),  # as DeiT III's authors name it
     ("vit_base_patch32_clip_quickgelu_224", "vit_base_patch32_clip_224", "mlp='quick_gelu'"),
     ("vit_small_patch16_dinov3_qkvb", "vit_small_patch16_lingbot", "pooling='mean'"),
     ("vit_base_patch16_gap_224", "vit_base_patch16_siglip_gap_224", "num_heads=16"),
@@ -101,7 +103,7 @@ def test_what_timms_training_script_writes_settles_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["vit_small_patch16_rope_ape_224", "vit_tiny_patch16_224", "beit3_base_patch16_224", "test_vit", "test_vit2"],
+    ["vit_small_patch16_rope_224", "vit_tiny_patch16_224", "beit3_base_patch16_224", "test_vit", "test_vit2"],
 )
 def test_tensors_of_one_architecture_alone_are_known_and_nothing_is_guessed(name: str, tmp_path: Path) -> None:
     model, file = bare(name, tmp_path)
@@ -141,6 +143,32 @@ def test_a_name_that_the_tensors_contradict(tmp_path: Path) -> None:
     misnamed = file.rename(tmp_path / "vit_small_patch16_224.safetensors")
     with pytest.warns(PatchlightWarning, match="named after timm's vit_small_patch16_224, which has width=384"):
         same(load(misnamed, depth=2), model)
+
+
+def test_a_checkpoint_on_the_hub_can_say_what_a_file_is_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its config files alone, which is all that is fetched."""
+    model, file = bare("vit_base_patch32_clip_quickgelu_224", tmp_path)
+    folder = tmp_path / "on the hub"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
+    asked: list[Any] = []
+    monkeypatch.setattr("patchlight.weights.named.fetch", lambda *args, **more: (asked.append((args, more)), folder)[1])
+    same(load(file, like="hf:somebody/something", depth=2), model)
+    assert asked == [(("somebody/something",), {"configs_only": True})]
+
+
+def test_the_command_line_takes_a_name_and_says_its_warnings_in_one_line(tmp_path: Path) -> None:
+    name = "vit_tiny_patch16_224"
+    _, file = bare(name, tmp_path, depth=11)
+    warned = patchlight("inspect", str(file), cwd=tmp_path)
+    assert warned.returncode == 0
+    assert warned.stderr.startswith(f"patchlight: warning: {file}: it has depth=11, and timm's ")
+    assert warned.stderr.count("\n") == 1
+    refused = patchlight("inspect", str(file), "--like", name, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"patchlight: {file}: like={name!r} says {name}, with depth=12")
+    said = patchlight("inspect", str(file), "--like", name, "--set", "depth=11", cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
 
 
 def test_a_folders_config_can_say_what_a_file_is_like(tmp_path: Path) -> None:

@@ -27,6 +27,30 @@ def test_each_family_is_equal_and_others_are_refused(capsys: pytest.CaptureFixtu
     assert "timm-file     others                             0         2         0         0         0" in table
 
 
+AS_REFUSED_OR_EQUAL = {
+    "vit_small_patch16_rope_ape_224": "its tensors fit several of timm's architectures",
+    "vit_base_patch32_clip_quickgelu_224": "its tensors fit several of timm's architectures",
+    "swinv2_tiny_window8_256": "its tensors fit several of timm's architectures",
+    "convnext_atto_ols": "whose stem is two convolutions that overlap",
+    "convnext_atto_rms": "its norms have no bias",
+    "convnext_tiny_hnf": "that normalises before it pools",
+    "test_vit4": "its norms have no bias",
+    "test_vit": None,
+    "test_vit2": None,
+    "beit3_base_patch16_224": None,
+}
+
+
+@pytest.mark.parametrize("name", AS_REFUSED_OR_EQUAL)
+def test_those_that_were_wrong_once(name: str) -> None:
+    oracles.timm()
+    reason = AS_REFUSED_OR_EQUAL[name]
+    for outcome in zoo.try_timm(name, ["timm-file", "timm-named"], zoo.Options()):
+        asked_which = reason is not None and "several" in reason and outcome.origin == "timm-named"
+        assert outcome.result == ("equal" if reason is None or asked_which else "refused"), outcome
+        assert outcome.result == "equal" or (reason or "") in outcome.said or "which is not supported" in outcome.said
+
+
 def test_models_of_transformers_too(capsys: pytest.CaptureFixture[str]) -> None:
     oracles.transformers()
     assert zoo.main(["--only", "DeiTForImageClassification", "YolosModel", "--origin", "transformers", "--rows"]) == 0
@@ -43,7 +67,7 @@ def test_models_of_transformers_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_computed_otherwise_is_seen(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     oracles.timm()
     real = zoo.pl.load
-    monkeypatch.setattr(zoo.pl, "load", lambda source: real(source, **changes))
+    monkeypatch.setattr(zoo.pl, "load", lambda source, **more: real(source, **more | changes))
     [outcome] = zoo.try_timm("vit_tiny_patch16_224", ["timm-folder"], zoo.Options())
     assert (outcome.result, outcome.difference > zoo.TOLERANCE) == ("wrong", True), outcome
     assert "differ by" in outcome.said
