@@ -1,6 +1,6 @@
 """Boxes in source pixels, from photos of all shapes and orientations, by a model that sees what is bright."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from patchlight.geometry import Box
 from patchlight.images.decode import decode
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.decide import GENERIC
-from patchlight.localizing.detector import Detector, localize, read
+from patchlight.localizing.detector import Detector, DetectorOptions, localize, read
 from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
@@ -91,6 +91,21 @@ def test_photos_of_different_sizes_keep_their_order() -> None:
     for index, (size, each) in enumerate(zip(places, found, strict=True)):
         assert each.view.source_size == size[::-1]
         assert each.subjects[0].box.iou(Box(20 * index, 30, 20 * index + 90, 130)) > 0.8
+
+
+@pytest.mark.parametrize(
+    "options", [DetectorOptions(), DetectorOptions(second_look=True), DetectorOptions(tiles=(2, 1))]
+)
+def test_in_batches_as_on_a_gpu_photos_are_what_they_are_alone(
+    options: DetectorOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = Detector.of(sees_what_is_bright(), options=options)
+    photos = [bright((300 - index, 200), (20 * index, 30, 20 * index + 90, 130)) for index in range(5)]
+    alone = detector(photos)
+    monkeypatch.setattr(Detector, "device", torch.device("meta"))
+    for one, each in zip(alone, detector(photos, batch_size=2), strict=True):
+        assert astuple(each.subjects[0].box) == pytest.approx(astuple(one.subjects[0].box), abs=1e-3)
+        assert (each.decision, each.confidence) == (one.decision, pytest.approx(one.confidence, abs=1e-5))
 
 
 def test_every_form_of_a_photo_is_taken(tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_pasting_needs_masks_and_empty_scenes(photos: Path, tmp_path: Path, drop
 
 
 def test_several_objects_and_nothing_are_judged(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HeatPass that light up the second object of the photos with two, and something in half of the empty ones."""
+    """Maps that light up the second object of the photos with two, and something in half of the empty ones."""
     kept = on_canvases(open_dataset(photos, unnamed=True), 64, workers=0)
     config = settings(photos)
     assert isinstance(config.model, ViTConfig)
