@@ -156,9 +156,10 @@ def rank_and_world() -> tuple[int, int]:
 def find_processes(device: str | None) -> Iterator[Processes]:
     """Join the run's other processes if torchrun started us, and leave them at the end."""
     rank, world = rank_and_world()
+    if device in (None, "cuda") and torch.cuda.is_available():
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # each process its own
     chosen = resolve_device(device)
     if chosen.type == "cuda":
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if chosen.index is None else chosen.index)
         torch.cuda.set_device(chosen)
     if world > 1:
         try:

@@ -15,7 +15,7 @@ from patchlight.families import ModelConfig
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
-from patchlight.reporting import Reporter
+from patchlight.reporting import SILENT, Reporter
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, split, subset
 from patchlight.training.dino import Dino
@@ -40,7 +40,10 @@ def with_own_validation(config: TrainConfig) -> TrainConfig:
 
 
 def open_sets(
-    config: TrainConfig, photos: Photos | None, validating: Photos | None, reporter: Reporter
+    config: TrainConfig,
+    photos: Photos | None = None,
+    validating: Photos | None = None,
+    reporter: Reporter = SILENT,
 ) -> tuple[Dataset, Dataset | None]:
     """The training and the validation photos, those that are given or else those that the config names.
 
@@ -85,7 +88,7 @@ def check_photos(
     config: TrainConfig,
     training: Dataset,
     validation: Dataset | None,
-    reporter: Reporter,
+    reporter: Reporter = SILENT,
 ) -> tuple[Dataset, Dataset, list[str]]:
     """The photos to learn from and to judge by, without those that cannot be read, and what the card says of these."""
     found = scan(training, validation, workers=config.data.workers, reporter=reporter, labelled=config.labelled)

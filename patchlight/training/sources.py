@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,14 @@ _PART_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-Photos = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | Sequence[Any] | Dataset
+class Pairs(Protocol):
+    """What a Dataset of one's own has at least: pairs of a photo and its label."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+Photos = str | os.PathLike[str] | torch.utils.data.Dataset[Any] | Pairs | Dataset
 """What `open_dataset` takes."""
 
 

@@ -265,8 +265,8 @@ def test_a_row_that_was_cut_goes_on(
         def watch(now: Any) -> None:
             if isinstance(now, StepProgress):
                 steps.append(now.done)
-            if len(steps) == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
+                if len(steps) == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
 
         return train(config, run, reporter=Reporter(progress=watch), **settings)
 
@@ -361,7 +361,7 @@ def test_both_models_learn_from_the_same_share_for_as_many_steps(
     assert list(results) == ["vit/1.0", "cnn/1.0", "vit/0.3", "cnn/0.3"]
     assert [results[row]["photos"] for row in results] == [100, 100, 30, 30]
     for config, (training, settings), count in zip(configs, given, (100, 30), strict=True):
-        seen, _, _ = check_photos(config, *open_sets(config), lambda line: None)
+        seen, _, _ = check_photos(config, *open_sets(config))
         assert list(seen.names) == list(training.names)
         assert seen.labels_N.bincount().tolist() == [count // 10] * 10
         assert config.epochs == settings["epochs"] == pytest.approx(6 * 20 / count)
