@@ -20,8 +20,6 @@ from patchlight.errors import PatchlightError
 from patchlight.explain.attention import attention
 from patchlight.families import ConvNeXtConfig, SwinConfig
 from patchlight.models.swin import Swin
-from patchlight.weights.convert_convnext import timm_hints
-from patchlight.weights.convert_swin import timm_hints as swin_timm_hints
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 from staged_models import tiny_convnext, tiny_swin
@@ -116,7 +114,8 @@ def test_a_stage_of_timms_with_a_smaller_table_is_the_same(across: int, rows: in
     config = swin_config(6, (2, 2), (6, across))  # 3 rows of patches in the second stage
     theirs = timm_swin(config)
     assert len(theirs.layers[1].blocks[0].attn.relative_position_bias_table) == rows
-    named = {"architecture": "swin_tiny_patch4_window7_224", "model_args": {"img_size": list(config.image_size)}}
+    arguments = {"img_size": list(config.image_size), "depths": list(config.depths)}
+    named = {"architecture": "swin_tiny_patch4_window7_224", "model_args": arguments}
     loaded = load_copy(theirs, tmp_path, named)
     assert loaded.config == config
     assert any(f"was for windows of {window}" in note for note in loaded.notes)
@@ -280,17 +279,6 @@ def test_timm_reads_our_tables_unchanged(window: int, tmp_path: Path) -> None:
         assert torch.equal(block.attn.relative_position_bias_table, table.flatten(0, 1))
 
 
-def test_the_name_of_a_timm_convnext_says_its_eps() -> None:
-    timm = oracles.timm()
-    for name in timm.list_models("convnext*"):
-        with torch.device("meta"):
-            theirs = timm.create_model(name)
-        eps = {module.eps for module in theirs.modules() if isinstance(module, torch.nn.LayerNorm)}
-        hints = timm_hints({"architecture": name})
-        assert eps <= {hints["norm_eps"] or ConvNeXtConfig().norm_eps}, name  # none: a norm that we refuse
-        assert hints["final_norm_eps"] == hints["norm_eps"]
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
     "model",
@@ -361,28 +349,6 @@ def test_swin_v2_is_timms(
     image_BCHW = torch.randn(2, config.in_channels, *config.image_size)
     assert_same(loaded.model(image_BCHW), theirs(image_BCHW))
     assert_same(loaded.model.encode(image_BCHW), theirs.forward_features(image_BCHW))
-
-
-@pytest.mark.parametrize(
-    ("name", "window", "size", "measured"),
-    [
-        ("swinv2_tiny_window8_256", 8, 256, None),
-        ("swinv2_base_window12to24_192to384", 24, 384, (12, 12, 12, 6)),
-        ("swinv2_large_window12to16_192to256", 16, 256, (12, 12, 12, 6)),
-    ],
-)
-def test_the_name_of_a_timm_swin_v2_says_its_windows(
-    name: str, window: int, size: int, measured: tuple[int, ...] | None
-) -> None:
-    assert swin_timm_hints({"architecture": name}) == {"v2": True, "window_size": window, "image_size": size} | (
-        {"measuring_windows": measured} if measured else {}
-    )
-    with torch.device("meta"):
-        theirs = oracles.timm().create_model(name)
-    attention = [stage.blocks[0].attn for stage in theirs.layers]
-    assert attention[0].window_size == (window, window)
-    assert theirs.patch_embed.img_size == (size, size)
-    assert [each.pretrained_window_size[0] for each in attention] == list(measured or (0, 0, 0, 0))
 
 
 @torch.no_grad()
