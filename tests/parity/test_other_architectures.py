@@ -72,6 +72,10 @@ def test_by_timms_tensors_alone_or_by_its_config(name: str, tmp_path: Path) -> N
         ("Yolos", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "YOLOS"),
         ("BlipVision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "BLIP"),
         ("Blip2Vision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "BLIP"),
+        ("OwlViTVision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "OWL-ViT"),
+        ("MLCDVision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "MLCD"),
+        ("Timesformer", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "TimeSformer"),
+        ("XCLIPVision", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}, "X-CLIP"),
     ],
 )
 def test_by_what_transformers_writes(kind: str, settings: dict[str, object], name: str, tmp_path: Path) -> None:
