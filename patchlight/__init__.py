@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from patchlight.config import ViTConfig as ViTConfig
     from patchlight.costing import Costs as Costs
     from patchlight.costing import costs as costs
+    from patchlight.deploy.engines import Engine as Engine
+    from patchlight.deploy.engines import load_engine as load_engine
+    from patchlight.deploy.export import Exported as Exported
+    from patchlight.deploy.export import export as export
     from patchlight.errors import PatchlightError as PatchlightError
     from patchlight.errors import PatchlightWarning as PatchlightWarning
     from patchlight.explain.attention import AttentionMaps as AttentionMaps
@@ -54,6 +58,8 @@ _HOMES = {
     "CropRunSettings": "patchlight.batch.settings",
     "CropSettings": "patchlight.batch.settings",
     "CropSummary": "patchlight.batch.summary",
+    "Engine": "patchlight.deploy.engines",
+    "Exported": "patchlight.deploy.export",
     "ImageError": "patchlight.images.decode",
     "Loaded": "patchlight.weights.load",
     "Localization": "patchlight.localizing.detector",
@@ -75,8 +81,10 @@ _HOMES = {
     "costs": "patchlight.costing",
     "crop_photos": "patchlight.batch.runner",
     "decode": "patchlight.images.decode",
+    "export": "patchlight.deploy.export",
     "finetune": "patchlight.training.api",
     "load": "patchlight.weights.load",
+    "load_engine": "patchlight.deploy.engines",
     "localize": "patchlight.localizing.detector",
     "save": "patchlight.weights.save",
     "train": "patchlight.training.api",

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from patchlight import __version__
 from patchlight.commands.crop import crop
+from patchlight.commands.deploy import bench, export
 from patchlight.commands.evaluate import evaluate
 from patchlight.commands.models import costs, inspect, models
 from patchlight.commands.photos import classify, look, serve
@@ -71,6 +72,8 @@ for command in (
     train,
     finetune,
     evaluate,
+    export,
+    bench,
     install_default,
     push_to_hub,
 ):

@@ -127,7 +127,11 @@ class ConvNeXt(nn.Module):
     def features(self, image_BCHW: Tensor, *, pooling: str | None = None) -> Tensor:
         """One vector an image, before the head: features_BD, the normed mean of the last stage's patches."""
         check_pooling(pooling)
-        return self.norm(self.encode(image_BCHW).mean((1, 2)))
+        return self.pooled(self.encode(image_BCHW))
+
+    def pooled(self, x_BhwD: Tensor) -> Tensor:
+        """What `encode` gave, as one vector an image: features_BD."""
+        return self.norm(x_BhwD.mean((1, 2)))
 
     def tokens(self, image_BCHW: Tensor) -> Tensor:
         """The last stage's patches in reading order: x_BND. (The norm comes after pooling.)"""

@@ -307,7 +307,11 @@ class Swin(nn.Module):
     def features(self, image_BCHW: Tensor, *, pooling: str | None = None) -> Tensor:
         """One vector an image, before the head: features_BD, the mean of the last stage's patches."""
         check_pooling(pooling)
-        return self.encode(image_BCHW).mean((1, 2))
+        return self.pooled(self.encode(image_BCHW))
+
+    def pooled(self, x_BhwD: Tensor) -> Tensor:
+        """What `encode` gave, as one vector an image: features_BD."""
+        return x_BhwD.mean((1, 2))
 
     def tokens(self, image_BCHW: Tensor) -> Tensor:
         """The last stage's patches, normed, in reading order: x_BND."""

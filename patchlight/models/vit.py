@@ -127,7 +127,7 @@ class ViT(nn.Module):
         if self.distill_head is not None:
             logits_BK, distilled_BK = self._read_both(x_BND)
             return (logits_BK + distilled_BK) / 2
-        features_BD = self._norm_pooled(self._pool(x_BND, self.config.pooling, geometry))
+        features_BD = self.pooled(x_BND, geometry)
         return features_BD if self.head is None else self.head(features_BD)
 
     def both_logits(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,10 @@ class ViT(nn.Module):
         """One vector an image, before the head: features_BD, pooled as the config says or as asked."""
         if pooling in ("cls", "cls_mean") and not self.config.class_token:
             raise PatchlightError(f"pooling={pooling!r} needs a class token, and this model has none; use 'mean'")
-        x_BND, geometry = self.encode(image_BCHW, sizes)
+        return self.pooled(*self.encode(image_BCHW, sizes), pooling)
+
+    def pooled(self, x_BND: Tensor, geometry: TokenGeometry, pooling: Pooling | None = None) -> Tensor:
+        """The encoded tokens as one vector an image: features_BD."""
         return self._norm_pooled(self._pool(x_BND, pooling or self.config.pooling, geometry))
 
     def _pool(self, x_BND: Tensor, pooling: Pooling, geometry: TokenGeometry) -> Tensor:

@@ -9,10 +9,20 @@ import patchlight
 
 PUBLIC = [
     *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "CropRunSettings", "CropSettings"),
-    *("CropSummary", "ImageError", "Loaded", "Localization", "PatchlightError", "PatchlightWarning", "Prediction"),
+    *(
+        "CropSummary",
+        "Engine",
+        "Exported",
+        "ImageError",
+        "Loaded",
+        "Localization",
+        "PatchlightError",
+        "PatchlightWarning",
+        "Prediction",
+    ),
     *("PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig", "Trained", "ViT"),
-    *("ViTConfig", "View", "attention", "classify", "costs", "crop_photos", "decode", "finetune", "load"),
-    *("localize", "save", "train", "variant"),
+    *("ViTConfig", "View", "attention", "classify", "costs", "crop_photos", "decode", "export", "finetune", "load"),
+    *("load_engine", "localize", "save", "train", "variant"),
 ]
 
 

@@ -10,7 +10,10 @@ from command_line import patchlight
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text() for name in ("attention", "loading", "models", "tokens"))]
+PAGES = [
+    README,
+    *((ROOT / "docs" / f"{name}.md").read_text() for name in ("attention", "deploy", "loading", "models", "tokens")),
+]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PYTHON_BLOCKS = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 COMMANDS = [command for page in PAGES for command in re.findall(r"^    (patchlight .*)$", page, re.MULTILINE)]

@@ -1,0 +1,125 @@
+"""How fast a model runs here, by every engine that is installed, on real photos."""
+
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchlight.deploy.engines import MANIFEST, Engine, Format, load_engine
+from patchlight.deploy.export import Precision, export
+from patchlight.deploy.proof import preparation_at, some_photos
+from patchlight.errors import PatchlightError
+from patchlight.images.decode import Photo
+from patchlight.weights.load import Loaded, load
+
+ROUNDS = 15
+
+FORMS: tuple[tuple[str, Format, Precision], ...] = (
+    ("onnxruntime", "onnx", "float32"),
+    ("onnxruntime", "onnx", "int8"),
+    ("openvino", "openvino", "float32"),
+    ("openvino", "openvino", "bfloat16"),
+    ("openvino", "openvino", "int8"),
+)
+"""What is tried, where the engine of this name is installed."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one engine takes for one batch."""
+
+    engine: str
+    precision: str
+    batch: int
+    seconds: float | None
+    """The median; None where it could not be had."""
+    said: str = ""
+    """Why not."""
+
+
+def bench(
+    target: Loaded | str | Path,
+    photos: Sequence[Photo] = (),
+    *,
+    batch: int = 1,
+    rounds: int = ROUNDS,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[float, list[Timing]]:
+    """Seconds for the preparation of one photo, and what each engine takes for a batch of them, in turns.
+
+    `target` is a model, which is exported for every engine that is installed, or the folder of an exported one.
+    """
+    if batch < 1 or rounds < 1:
+        raise PatchlightError(f"batch={batch} and rounds={rounds} must be 1 or more")
+    chosen = some_photos(photos)[: max(batch, 8)]
+    if isinstance(target, str | Path) and (Path(target) / MANIFEST).is_file():
+        engine = load_engine(target)
+        if engine.takes_photos:
+            raise PatchlightError(f"{target}: takes one photo at a time, preparation included; bench one without")
+        source = str(engine.manifest["source"])
+        loaded = load(source)
+        ready = {(str(engine.manifest["format"]), str(engine.manifest["precision"])): _of(engine)}
+        return _prepare_and_time(loaded, chosen, batch, rounds, ready, [], engine.manifest["size"])
+    loaded = load(target) if isinstance(target, str | Path) else target
+    ready, failed = {("torch", "float32"): _torch(loaded)}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, to, precision in FORMS:
+            if importlib.util.find_spec(name) is None or (
+                precision == "int8" and to == "openvino" and importlib.util.find_spec("nncf") is None
+            ):
+                failed.append(Timing(name, precision, batch, None, "not installed"))
+                continue
+            tell(f"exporting for {name} in {precision}")
+            try:
+                made = export(loaded, Path(folder) / f"{name}-{precision}", to=to, precision=precision, photos=photos)
+            except PatchlightError as error:
+                failed.append(Timing(name, precision, batch, None, str(error).partition(": ")[2] or str(error)))
+                continue
+            ready[name, precision] = _of(load_engine(made.folder))
+        return _prepare_and_time(loaded, chosen, batch, rounds, ready, failed, None)
+
+
+def _of(engine: Engine) -> Callable[[Any], Any]:
+    return engine
+
+
+def _torch(loaded: Loaded) -> Callable[[Any], Any]:
+    def run(images: Any) -> Any:
+        with torch.inference_mode():
+            return loaded.model(torch.from_numpy(images))
+
+    return run
+
+
+def _prepare_and_time(
+    loaded: Loaded,
+    photos: list[Any],
+    batch: int,
+    rounds: int,
+    ready: dict[tuple[str, str], Callable[[Any], Any]],
+    failed: list[Timing],
+    size: list[int] | None,
+) -> tuple[float, list[Timing]]:
+    start = time.perf_counter()
+    prepare = preparation_at(None if size is None else (size[0], size[1]), loaded)
+    images = [prepare(photo)[0].numpy() for photo in photos]
+    preparing = (time.perf_counter() - start) / len(photos)
+    batches = [
+        np.stack([images[(first + place) % len(images)] for place in range(batch)]) for first in range(len(images))
+    ]
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in ready}
+    for number in range(rounds + 1):
+        for name, run in ready.items():
+            start = time.perf_counter()
+            run(batches[number % len(batches)])
+            if number:  # the first warms up
+                times[name].append(time.perf_counter() - start)
+    timed = [Timing(*name, batch, statistics.median(each)) for name, each in times.items()]
+    return preparing, [*timed, *failed]

@@ -1,0 +1,351 @@
+"""A model in a file that other engines run, with what else they need to know and the proof that it is the same."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import importlib
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from patchlight import __version__
+from patchlight.config import Size, ViTConfig
+from patchlight.deploy.engines import FILES, MANIFEST, Format, load_engine
+from patchlight.deploy.graph import MEANINGS, Graph, Output, check_outputs
+from patchlight.deploy.proof import Proof, preparation_at, prove, some_photos
+from patchlight.errors import PatchlightError
+from patchlight.families import SwinConfig
+from patchlight.images.decode import Photo, decode
+from patchlight.weights.load import Loaded, load
+from patchlight.weights.save import save
+
+Precision = Literal["float32", "float16", "bfloat16", "int8"]
+
+LARGEST_BATCH = 4096
+LARGEST_SIDE = 16_384
+
+CALIBRATION_PHOTOS = 128
+"""At most so many photos tell an int8 model the ranges of its numbers."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export` wrote."""
+
+    folder: Path
+    proof: Proof
+
+
+def export(
+    model: Loaded | str | Path,
+    out: str | Path,
+    *,
+    to: Format = "onnx",
+    precision: Precision = "float32",
+    size: int | Size | None = None,
+    outputs: Sequence[str] = (),
+    with_preprocess: bool = False,
+    photos: Sequence[Photo] = (),
+    overwrite: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Exported:
+    """Write `model` to the folder `out` for another engine, and prove on this machine that it gives the same.
+
+    `to`: "onnx" (onnxruntime), "openvino", "torch" (`torch.export.load`), "safetensors" (`pl.load`) or "triton" (a
+    model repository of NVIDIA's server with the ONNX model). The batch is open; height and width are open,
+    too, unless `size` fixes them (a Swin's always are). `outputs` of logits, features, dense, attention and subject;
+    the first alone if left out. With `with_preprocess` the model takes one photo, HWC uint8 of any size. int8 learns
+    its ranges from `photos` (paths, images or arrays), or from the few inside the package.
+
+    The folder has the model, preprocess.json, labels.json, README.md with the lines that run it, and proof.json. Where
+    the proof fails, nothing is written, and that is an error.
+    """
+    loaded = load(model) if isinstance(model, str | Path) else model
+    if not isinstance(loaded, Loaded):
+        raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+    _check(loaded, to, precision, with_preprocess)
+    names = check_outputs(loaded, tuple(outputs))
+    fixed = _fixed_size(loaded, size, with_preprocess)
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
+        raise PatchlightError(f"{folder}: is there already; name another folder, or use --overwrite")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise PatchlightError(f"{folder}: cannot be written ({error.strerror})") from None
+    try:
+        tell(f"exporting for {to} in {precision}")
+        graph = Graph(loaded, names, prepare=with_preprocess).eval()
+        _write_model(graph, loaded, made, to, precision, fixed, photos)
+        manifest = _manifest(loaded, to, precision, names, fixed, with_preprocess)
+        _write_json(made / MANIFEST, manifest)
+        _write_json(made / "preprocess.json", loaded.preprocess.config.to_dict())
+        if loaded.labels is not None:
+            _write_json(made / "labels.json", list(loaded.labels))
+        if to != "safetensors":  # which has a card of its own
+            (made / "README.md").write_text(_readme(manifest, loaded), "utf-8")
+        if to == "triton":
+            (made / "config.pbtxt").write_text(_triton_config(folder.name, graph, manifest), "utf-8")
+        tell("comparing it with the model")
+        proof = prove(load_engine(made), graph, loaded, photos)
+        _write_json(made / "proof.json", proof.to_dict())
+        if not proof.holds:
+            raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
+        made.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.replace(folder)
+    except OSError as error:
+        raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return Exported(folder, proof)
+
+
+def _check(loaded: Loaded, to: str, precision: str, with_preprocess: bool) -> None:
+    if to not in get_args(Format):
+        raise PatchlightError(f"to={to!r} is not known; it is one of {', '.join(get_args(Format))}")
+    if precision not in get_args(Precision):
+        raise PatchlightError(f"precision={precision!r} is not known; it is one of {', '.join(get_args(Precision))}")
+    if to in ("onnx", "triton") and precision == "bfloat16":
+        raise PatchlightError(
+            "onnxruntime does not compute bfloat16 on CPUs; use to='openvino', or precision='float16'"
+        )
+    if to in ("torch", "safetensors") and precision == "int8":
+        raise PatchlightError("int8 is for onnx, openvino and triton, whose tools it takes; use one of them")
+    if to == "safetensors" and with_preprocess:
+        raise PatchlightError(
+            "to='safetensors' is for pl.load, which prepares photos itself; leave with_preprocess out"
+        )
+    if next(loaded.model.parameters()).dtype != torch.float32 or next(loaded.model.parameters()).is_cuda:
+        raise PatchlightError("export takes a float32 model on the CPU; load it as that, and say precision=")
+    needed = ["onnx", "onnxscript"] if to in ("onnx", "openvino", "triton") else []
+    needed += {"onnx": ["onnxruntime"], "triton": ["onnxruntime"], "openvino": ["openvino"]}.get(to, [])
+    needed += ["nncf"] if to == "openvino" and precision == "int8" else []
+    for name in needed:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            extra = "export,openvino" if to == "openvino" else "export"
+            raise PatchlightError(f"export to {to} needs {name}; pip install 'patchlight[{extra}]'") from None
+
+
+def _fixed_size(loaded: Loaded, size: int | Size | None, with_preprocess: bool) -> Size | None:
+    """The height and width that are built in, or None where they are open."""
+    config = loaded.config
+    own = loaded.preprocess.config.image_size
+    if size is None:
+        return own if isinstance(config, SwinConfig) or with_preprocess else None
+    wanted = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    if with_preprocess and wanted != own:
+        raise PatchlightError(f"photos are prepared at {own[0]}x{own[1]}; load the model with image_size={wanted}")
+    config.grid_for(wanted)  # says so, where the model cannot take it
+    return wanted
+
+
+def _step(loaded: Loaded) -> Size:
+    """Sides of images are multiples of it."""
+    config = loaded.config
+    down, across = config.patch_size
+    times = 1 if isinstance(config, ViTConfig) else 2 ** (len(config.depths) - 1)
+    return down * times, across * times
+
+
+def _write_model(
+    graph: Graph,
+    loaded: Loaded,
+    folder: Path,
+    to: Format,
+    precision: Precision,
+    fixed: Size | None,
+    photos: Sequence[Photo],
+) -> None:
+    if to == "safetensors":
+        dtype = getattr(torch, precision)
+        save(dataclasses.replace(loaded, model=copy.deepcopy(loaded.model).to(dtype)), folder, overwrite=True)
+        return
+    example, shapes = _example(graph, loaded, fixed)
+    path = folder / FILES[to]
+    path.parent.mkdir(exist_ok=True)
+    if to == "torch":
+        with _reduced(graph, precision), _quiet():
+            program = torch.export.export(graph, (example,), dynamic_shapes=shapes, strict=False)
+            torch.export.save(program, path)
+        return
+    onnx_path = folder / FILES["onnx"] if to == "openvino" else path
+    half = to != "openvino" and precision == "float16"
+    # The plain attention, whose layouts are the same whoever takes it apart.
+    with _quiet(), sdpa_kernel(SDPBackend.MATH), _reduced(graph, "float16" if half else "float32"):
+        program = torch.export.export(graph, (example,), dynamic_shapes=shapes, strict=False)
+        _save_onnx(program, graph, onnx_path)
+    if to != "openvino" and precision != "int8":
+        return
+    from patchlight.deploy.precision import as_openvino, quantize_onnx
+
+    calibration = functools.partial(_calibration, graph, loaded, fixed, photos)
+    if to != "openvino":
+        quantize_onnx(onnx_path, calibration)
+        return
+    as_openvino(precision, onnx_path, path, calibration)
+    for each in folder.glob(f"{FILES['onnx']}*"):
+        each.unlink()
+
+
+def _example(graph: Graph, loaded: Loaded, fixed: Size | None) -> tuple[Tensor, dict[str, Any]]:
+    """Something to trace the graph with, and which of its sides are open."""
+    if graph.prepare is not None:
+        photo_HWC = torch.randint(0, 256, (301, 402, 3), dtype=torch.uint8)
+        sides = {0: Dim("height", min=2, max=1 << 16), 1: Dim("width", min=2, max=1 << 16)}
+        return photo_HWC, {"image": sides}
+    batch = Dim("batch", min=1, max=LARGEST_BATCH)
+    channels, (down, across) = loaded.config.in_channels, _step(loaded)
+    if fixed is not None:
+        return torch.randn(2, channels, *fixed), {"image": {0: batch}}
+    rows, columns = (Dim(name, min=2, max=LARGEST_SIDE // step) for name, step in (("h", down), ("w", across)))
+    open_sides = {0: batch, 2: down * rows, 3: across * columns}
+    return torch.randn(2, channels, 3 * down, 4 * across), {"image": open_sides}
+
+
+def _save_onnx(program: ExportedProgram, graph: Graph, path: Path) -> None:
+    written = torch.onnx.export(
+        program, dynamo=True, verbose=False, input_names=["image"], output_names=list(graph.outputs)
+    )
+    assert written is not None
+    written.save(path)
+
+
+@contextlib.contextmanager
+def _reduced(graph: Graph, precision: Precision) -> Iterator[None]:
+    """The graph's model in another precision, and back."""
+    state = {name: value.clone() for name, value in graph.model.state_dict().items()}
+    try:
+        graph.model.to(getattr(torch, precision))
+        yield
+    finally:
+        graph.model.float()
+        graph.model.load_state_dict(state)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' own warnings, which speak of their insides."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _calibration(graph: Graph, loaded: Loaded, fixed: Size | None, photos: Sequence[Photo]) -> Iterator[Any]:
+    """Inputs of the graph, made of photos, that tell the ranges of its numbers."""
+    prepare = preparation_at(fixed, loaded)
+    for photo in some_photos(photos)[:CALIBRATION_PHOTOS]:
+        if graph.prepare is not None:
+            yield np.asarray(decode(photo).image)
+        else:
+            yield prepare(photo)[0][None].numpy()
+
+
+def _manifest(
+    loaded: Loaded,
+    to: Format,
+    precision: Precision,
+    outputs: tuple[Output, ...],
+    fixed: Size | None,
+    with_preprocess: bool,
+) -> dict[str, Any]:
+    """All that an engine has to know to run the model."""
+    return {
+        "version": 1,
+        "patchlight": __version__,
+        "source": loaded.provenance.source,
+        "format": to,
+        "precision": precision,
+        "outputs": list(outputs),
+        "channels": loaded.config.in_channels,
+        "size": None if fixed is None else list(fixed),
+        "step": list(_step(loaded)),
+        "with_preprocess": with_preprocess,
+    }
+
+
+def _triton_config(name: str, graph: Graph, manifest: dict[str, Any]) -> str:
+    """What NVIDIA's server has to know: what goes in and comes out, and that it may put requests together."""
+    size = manifest["size"] or [-1, -1]
+    if graph.prepare is not None:
+        batching, dims, kind = "max_batch_size: 0\n", "-1, -1, 3", "TYPE_UINT8"
+    else:
+        batching = "max_batch_size: 64\ndynamic_batching { max_queue_delay_microseconds: 2000 }\n"
+        dims, kind = f"{manifest['channels']}, {size[0]}, {size[1]}", "TYPE_FP32"
+    prefix = "1, " if graph.prepare is not None else ""
+    axes = {"logits": "-1", "features": "-1", "dense": "-1, -1, -1", "attention": "-1, -1, -1", "subject": "-1, -1"}
+    outputs = ",\n".join(
+        f'  {{ name: "{each}" data_type: TYPE_FP32 dims: [ {prefix}{axes[each]} ] }}' for each in graph.outputs
+    )
+    return (
+        f'name: "{name}"\nbackend: "onnxruntime"\n{batching}'
+        f'input [\n  {{ name: "image" data_type: {kind} dims: [ {dims} ] }}\n]\n'
+        f"output [\n{outputs}\n]\n"
+    )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
+def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
+    """What the folder holds, and the lines that run it without Patchlight."""
+    down, across = manifest["step"]
+    size = manifest["size"]
+    if manifest["with_preprocess"]:
+        takes = "one photo of any size, HWC uint8, red, green and blue"
+        example = 'image = np.asarray(Image.open("photo.jpg").convert("RGB"))'
+    else:
+        example_size = size or list(loaded.preprocess.config.image_size)
+        sides = f"{size[0]} x {size[1]}" if size else f"sides that are multiples of {down} and {across}, two at least"
+        takes = (
+            f"images (batch, {manifest['channels']}, height, width) float32, prepared as preprocess.json says; {sides}"
+        )
+        example = f"image = np.zeros((1, {manifest['channels']}, {example_size[0]}, {example_size[1]}), np.float32)"
+    gives = "\n".join(f"- `{name}` {MEANINGS[name]}" for name in manifest["outputs"])
+    imports = "import numpy as np\n" + ("from PIL import Image\n" if manifest["with_preprocess"] else "")
+    run = {
+        "onnx": (
+            "import onnxruntime\n\n{example}\n"
+            'session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])\n'
+            'found = session.run(None, {{"image": image}})\n'
+        ),
+        "openvino": (
+            "import openvino\n\n{example}\n"
+            'model = openvino.Core().compile_model("model.xml", "CPU"{hint})\n'
+            "answer = model([image])\n"
+            "found = [answer[output] for output in model.outputs]\n"
+        ),
+        "torch": (
+            "import torch\n\n{example}\n"
+            'model = torch.export.load("model.pt2").module()\n'
+            "found = [output.detach().numpy() for output in model(torch.from_numpy(image.copy()))]\n"
+        ),
+    }["onnx" if manifest["format"] == "triton" else manifest["format"]]
+    run = run.replace("model.onnx", FILES["triton"]) if manifest["format"] == "triton" else run
+    hint = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(manifest["precision"])
+    hint = f', {{"INFERENCE_PRECISION_HINT": "{hint}"}}' if hint else ""
+    lines = run.format(example=example, hint=hint)
+    return (
+        f"# {loaded.provenance.source}, exported for {manifest['format']} in {manifest['precision']}\n\n"
+        f"It takes {takes}. It gives, as float32:\n\n{gives}\n\n"
+        f"```python\n{imports}{lines}"
+        f"print({{name: each.shape for name, each in zip({manifest['outputs']}, found)}})\n```\n\n"
+        "proof.json says how nearly it gives what the model gives. labels.json, where it is there, names the classes.\n"
+    )
