@@ -53,6 +53,8 @@ BLOCKS = {
     "ResPostRelPosBlock": "after",
 }
 
+NO_LAST_NORM = "it has no norm after its last block"
+
 
 def names() -> list[str]:
     """Of the families that we have, without those that are refused by their name anyway."""
@@ -86,6 +88,8 @@ def row(name: str) -> dict[str, Any]:
         settings = CONFIGS[family](**settings).to_dict()
     if settings.get("layer_scale") and family == "vit":  # its first value is of no use here, its name is
         settings["layer_scale"] = layer_scale_name(found.shapes)
+    if reason == NO_LAST_NORM:  # which its tensors tell
+        return {"refused": reason}
     named = {"refused": reason, "architecture": family} if reason else {"architecture": family}
     return (named if reason or family != "vit" else {}) | beyond_usual(family, settings)
 
@@ -117,6 +121,9 @@ def why_not(model: nn.Module) -> str:
         return f"its patches come through a {in_front}"
     if getattr(model, "attn_pool", None) is not None and model.num_prefix_tokens and not pools_prefix(model):
         return "its pooling by attention leaves out the tokens in front of the patches"
+    last = [getattr(model, name, None) for name in ("norm", "fc_norm")]
+    if hasattr(model, "blocks") and not any(isinstance(norm, nn.LayerNorm) for norm in last):
+        return NO_LAST_NORM
     if isinstance(getattr(model, "norm_pre", None), nn.LayerNorm) and hasattr(model, "stages"):
         return "it normalises before it pools"
     if hasattr(model, "stages") and not isinstance(getattr(model.head, "pre_logits", nn.Identity()), nn.Identity):

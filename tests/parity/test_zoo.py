@@ -35,6 +35,7 @@ AS_REFUSED_OR_EQUAL = {
     "convnext_atto_rms": "its norms have no bias",
     "convnext_tiny_hnf": "that normalises before it pools",
     "test_vit4": "its norms have no bias",
+    "vit_pe_spatial_tiny_patch16_512": "it has no norm after its last block",
     "test_vit": None,
     "test_vit2": None,
     "beit3_base_patch16_224": None,
