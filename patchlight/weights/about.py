@@ -46,10 +46,11 @@ def read_own_config(state: State, encoder: Recognised, found: Found, overrides: 
         return Reading(own, dict.fromkeys(own.to_dict(), "config.json"))
     told = (staged_from_shapes if staged else settings_from_shapes)(state, encoder, found.source)
     told = traits(told, encoder.shapes, has_table="positions.table" in state)
-    if encoder.origin.name == "timm" and not staged and not {"norm.weight", "norm.bias"} & state.keys():
+    without_norm = encoder.origin.name == "timm" and not staged and not {"norm.weight", "norm.bias"} & state.keys()
+    if without_norm and overrides.get("final_norm") != "none":
         raise CheckpointError(
-            f"{found.source}: it has no norm after its last block, as timm's with final_norm=False; that is not "
-            "supported"
+            f"{found.source}: it has no norm after its last block, as timm's with final_norm=False; "
+            "final_norm='none' loads it as it is"
         )
     warnings: list[str] = []
     name = name_of(str(found.config.get("architecture")))
