@@ -4,13 +4,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check wheel format clean
+.PHONY: demo test test-fast check wheel format clean
 
 demo: .venv/installed
 	$(BIN)/patchlight crop demo --out out/demo
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n auto
+
+# For the inner loop: without what tests/slow.txt names, in less than a minute on two cores.
+test-fast: .venv/installed-dev
+	$(BIN)/python -m pytest -n auto --fast
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

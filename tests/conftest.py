@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,19 @@ settings.load_profile("patchlight")
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+SLOW = Path(__file__).with_name("slow.txt")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="Leave out what tests/slow.txt names.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        slow = tuple(line for line in SLOW.read_text().splitlines() if not line.startswith("#"))
+        left_out = [item for item in items if item.nodeid.partition("[")[0].startswith(slow)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.nodeid.partition("[")[0].startswith(slow)]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

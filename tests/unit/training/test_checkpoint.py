@@ -439,7 +439,9 @@ def die_at(turn):
         watch(name)
 
 delays, reached = random.Random(7), 0
-for turn in range(20 if how == "anywhere" else 50):
+for turn in range(100 if how == "anywhere" else 50):
+    if how == "anywhere" and turn >= 20 and reached >= 10:  # a busy machine takes more turns
+        break
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
