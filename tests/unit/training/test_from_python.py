@@ -222,7 +222,6 @@ class Failing:
         ([(Image.new("RGB", (8, 8)), each) for each in ("x", 1)], r"some labels are names, others numbers \(1\)"),
         ([(Image.new("RGB", (8, 8)), 0)], "all photos .*are of one class, '0'"),
     ],
-    ids=str,
 )
 def test_what_is_no_set_is_refused_in_a_line(given: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(pl.PatchlightError, match=message) as caught:
