@@ -4,7 +4,7 @@ import importlib.util
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Timing:
 
 def bench(
     target: Loaded | str | Path,
-    photos: Sequence[Photo] = (),
+    photos: Photo | Iterable[Photo] | None = None,
     *,
     batch: int = 1,
     rounds: int = ROUNDS,
@@ -58,7 +58,7 @@ def bench(
     """
     if batch < 1 or rounds < 1:
         raise PatchlightError(f"batch={batch} and rounds={rounds} must be 1 or more")
-    chosen = some_photos(photos)[: max(batch, 8)]
+    chosen = some_photos(photos)
     if isinstance(target, str | Path) and (Path(target) / MANIFEST).is_file():
         engine = load_engine(target)
         if engine.takes_photos:
@@ -66,7 +66,7 @@ def bench(
         source = str(engine.manifest["source"])
         loaded = load(source)
         ready = {(str(engine.manifest["format"]), str(engine.manifest["precision"])): _of(engine)}
-        return _prepare_and_time(loaded, chosen, batch, rounds, ready, [], engine.manifest["size"])
+        return _prepare_and_time(loaded, chosen[: max(batch, 8)], batch, rounds, ready, [], engine.manifest["size"])
     loaded = load(target) if isinstance(target, str | Path) else target
     ready, failed = {("torch", "float32"): _torch(loaded)}, []
     with tempfile.TemporaryDirectory() as folder:
@@ -78,12 +78,12 @@ def bench(
                 continue
             tell(f"exporting for {name} in {precision}")
             try:
-                made = export(loaded, Path(folder) / f"{name}-{precision}", to=to, precision=precision, photos=photos)
+                made = export(loaded, Path(folder) / f"{name}-{precision}", to=to, precision=precision, photos=chosen)
             except PatchlightError as error:
                 failed.append(Timing(name, precision, batch, None, str(error).partition(": ")[2] or str(error)))
                 continue
             ready[name, precision] = _of(load_engine(made.folder))
-        return _prepare_and_time(loaded, chosen, batch, rounds, ready, failed, None)
+        return _prepare_and_time(loaded, chosen[: max(batch, 8)], batch, rounds, ready, failed, None)
 
 
 def _of(engine: Engine) -> Callable[[Any], Any]:

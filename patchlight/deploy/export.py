@@ -9,7 +9,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -57,7 +57,7 @@ def export(
     size: int | Size | None = None,
     outputs: Sequence[str] = (),
     with_preprocess: bool = False,
-    photos: Sequence[Photo] = (),
+    photos: Photo | Iterable[Photo] | None = None,
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Exported:
@@ -72,6 +72,7 @@ def export(
     The folder has the model, preprocess.json, labels.json, README.md with the lines that run it, and proof.json. Where
     the proof fails, nothing is written, and that is an error.
     """
+    chosen = some_photos(photos)
     loaded = load(model) if isinstance(model, str | Path) else model
     if not isinstance(loaded, Loaded):
         raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
@@ -89,7 +90,7 @@ def export(
     try:
         tell(f"exporting for {to} in {precision}")
         graph = Graph(loaded, names, prepare=with_preprocess).eval()
-        _write_model(graph, loaded, made, to, precision, fixed, photos)
+        _write_model(graph, loaded, made, to, precision, fixed, chosen)
         manifest = _manifest(loaded, to, precision, names, fixed, with_preprocess)
         _write_json(made / MANIFEST, manifest)
         _write_json(made / "preprocess.json", loaded.preprocess.config.to_dict())
@@ -100,7 +101,7 @@ def export(
         if to == "triton":
             (made / "config.pbtxt").write_text(_triton_config(folder.name, graph, manifest), "utf-8")
         tell("comparing it with the model")
-        proof = prove(load_engine(made), graph, loaded, photos)
+        proof = prove(load_engine(made), graph, loaded, chosen)
         _write_json(made / "proof.json", proof.to_dict())
         if not proof.holds:
             raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
@@ -250,7 +251,7 @@ def _quiet() -> Iterator[None]:
 def _calibration(graph: Graph, loaded: Loaded, fixed: Size | None, photos: Sequence[Photo]) -> Iterator[Any]:
     """Inputs of the graph, made of photos, that tell the ranges of its numbers."""
     prepare = preparation_at(fixed, loaded)
-    for photo in some_photos(photos)[:CALIBRATION_PHOTOS]:
+    for photo in photos[:CALIBRATION_PHOTOS]:
         if graph.prepare is not None:
             yield np.asarray(decode(photo).image)
         else:

@@ -3,7 +3,7 @@
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -16,7 +16,7 @@ import torch
 from patchlight.deploy.engines import Engine
 from patchlight.deploy.graph import Graph
 from patchlight.geometry import Box
-from patchlight.images.decode import Photo, decode
+from patchlight.images.decode import Photo, decode, listed
 from patchlight.images.preprocess import Preprocess
 from patchlight.localizing.boxes import regions_of
 from patchlight.weights.load import Loaded
@@ -102,10 +102,10 @@ class Proof:
         return found
 
 
-def some_photos(photos: Sequence[Photo]) -> list[Any]:
+def some_photos(photos: Photo | Iterable[Photo] | None) -> list[Any]:
     """Those that were given, or the few inside the package."""
-    if photos:
-        return list(photos)
+    if photos is not None:
+        return list(listed(photos)[0])
     inside = sorted(files("patchlight").joinpath("serve/web/photos").iterdir(), key=lambda each: each.name)
     return [each.read_bytes() for each in inside if each.name.endswith(".jpg")]
 
@@ -120,7 +120,7 @@ def prove(engine: Engine, graph: Graph, loaded: Loaded, photos: Sequence[Photo])
     """Compare the exported model with the graph in torch, on inputs of several sizes and batch sizes."""
     precision = engine.manifest["precision"]
     limits = LIMITS[precision]
-    inputs = _inputs(engine, loaded, some_photos(photos))
+    inputs = _inputs(engine, loaded, list(photos))
     pairs: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {name: [] for name in engine.outputs}
     for each in inputs:
         expected, found = _expected(graph, each), engine(each)

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import tempfile
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,6 +57,10 @@ def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
             return loaded.transform(photo)
         case "look":
             return torch.tensor(len(look(photo, loaded).pictures))
+        case "export":  # by whose photos the exported model is proven
+            with tempfile.TemporaryDirectory() as folder:
+                made = pl.export(loaded, Path(folder) / "out", to="safetensors", precision="float16", photos=photo)
+            return torch.tensor([each.mean for each in made.proof.outputs.values()])
     raise AssertionError(name)
 
 
@@ -64,7 +69,7 @@ OF_SEVERAL: dict[str, Callable[[Any, pl.Loaded], list[Any]]] = {
     "predict": lambda photos, loaded: list(loaded.predict(photos)),
     "localize": lambda photos, loaded: [one.heat_hw for one in pl.localize(photos, loaded)],
 }
-ALL = ("decode", "preprocess", "transform", "predict", "classify", "localize")
+ALL = ("decode", "preprocess", "transform", "predict", "classify", "localize", "export")
 
 
 def test_every_public_function_that_takes_photos_is_among_them() -> None:
