@@ -53,7 +53,7 @@ def export(
         size=fixed,
         outputs=tuple(each.strip() for each in outputs.split(",")) if outputs else (),
         with_preprocess=with_preprocess,
-        photos=_photos(photos or []) or None,
+        photos=tuple(_photos(photos or [])),
         overwrite=overwrite,
         tell=lambda line: typer.echo(f"patchlight: {line}", err=True),
     )
@@ -80,7 +80,7 @@ def bench(
 
     preparing, timings = time_engines(
         target,
-        _photos(photos or []) or None,
+        tuple(_photos(photos or [])),
         batch=batch,
         rounds=rounds,
         tell=lambda line: typer.echo(f"patchlight: {line}", err=True),

@@ -46,7 +46,7 @@ class Timing:
 
 def bench(
     target: Loaded | str | Path,
-    photos: Photo | Iterable[Photo] | None = None,
+    photos: Photo | Iterable[Photo] = (),
     *,
     batch: int = 1,
     rounds: int = ROUNDS,

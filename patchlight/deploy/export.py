@@ -57,7 +57,7 @@ def export(
     size: int | Size | None = None,
     outputs: Sequence[str] = (),
     with_preprocess: bool = False,
-    photos: Photo | Iterable[Photo] | None = None,
+    photos: Photo | Iterable[Photo] = (),
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Exported:

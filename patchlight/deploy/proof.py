@@ -102,9 +102,9 @@ class Proof:
         return found
 
 
-def some_photos(photos: Photo | Iterable[Photo] | None) -> list[Any]:
+def some_photos(photos: Photo | Iterable[Photo]) -> list[Any]:
     """Those that were given, or the few inside the package."""
-    if photos is not None:
+    if not (isinstance(photos, tuple) and not photos):
         return list(listed(photos)[0])
     inside = sorted(files("patchlight").joinpath("serve/web/photos").iterdir(), key=lambda each: each.name)
     return [each.read_bytes() for each in inside if each.name.endswith(".jpg")]
