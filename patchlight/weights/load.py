@@ -247,8 +247,10 @@ def load_or_given(model: object, device: str | torch.device | None = None) -> Lo
         return load(os.fspath(model), device="cpu" if device is None else device)
     if not isinstance(model, Loaded):
         raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
-    if device is not None and torch.device(device) != model.device:
-        raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
+    if device is not None:
+        asked, own = torch.device(device), model.device
+        if asked.type != own.type or asked.index not in (None, own.index or 0):  # "cuda" is whichever it is on
+            raise PatchlightError(f"device={device}: the model is loaded already; say so to load, or give its name")
     return model
 
 

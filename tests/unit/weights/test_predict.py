@@ -126,3 +126,12 @@ def test_transform_can_be_sent_and_shown(tmp_path: Path) -> None:
     transform = loaded_of(tmp_path).transform
     assert torch.equal(pickle.loads(pickle.dumps(transform))(PHOTOS[0]), transform(PHOTOS[0]))
     assert repr(transform).startswith("Transform(PreprocessConfig(image_size=(32, 32)")
+
+
+def test_a_loaded_model_is_where_it_is(tmp_path: Path) -> None:
+    loaded = pl.load(pl.save(tiny_vit(), tmp_path / "model"))
+    for device in ("cpu", "cpu:0", torch.device("cpu")):
+        assert pl.localize(Image.new("RGB", (40, 40)), loaded, device=device).decision
+    for device in ("cpu:1", "meta"):
+        with pytest.raises(pl.PatchlightError, match=f"device={device}: the model is loaded already; say so to load"):
+            pl.localize(Image.new("RGB", (40, 40)), loaded, device=device)
