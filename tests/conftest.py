@@ -11,6 +11,7 @@ settings.load_profile("patchlight")
 
 # Test processes share the cores already; and how a sum is divided among threads changes its last digits.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and in the processes that tests start
 
 
 SLOW = Path(__file__).with_name("slow.txt")
