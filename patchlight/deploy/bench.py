@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from patchlight.config import PreprocessConfig
 from patchlight.deploy.engines import MANIFEST, Engine, Format, load_engine
 from patchlight.deploy.export import Precision, export
-from patchlight.deploy.proof import preparation_at, some_photos
+from patchlight.deploy.proof import some_photos
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import Photo
+from patchlight.images.preprocess import Preprocess
 from patchlight.weights.load import Loaded, load
+from patchlight.weights.read import read_json
 
 ROUNDS = 15
 
@@ -63,10 +66,11 @@ def bench(
         engine = load_engine(target)
         if engine.takes_photos:
             raise PatchlightError(f"{target}: takes one photo at a time, preparation included; bench one without")
-        source = str(engine.manifest["source"])
-        loaded = load(source)
+        config = PreprocessConfig.from_dict(read_json(Path(target) / "preprocess.json"))
+        size = engine.manifest["size"]
+        prepare = Preprocess(config.for_size((size[0], size[1])) if size else config, engine.manifest["channels"])
         ready = {(str(engine.manifest["format"]), str(engine.manifest["precision"])): _of(engine)}
-        return _prepare_and_time(loaded, chosen[: max(batch, 8)], batch, rounds, ready, [], engine.manifest["size"])
+        return _prepare_and_time(prepare, chosen[: max(batch, 8)], batch, rounds, ready, [])
     loaded = load(target) if isinstance(target, str | Path) else target
     ready, failed = {("torch", "float32"): _torch(loaded)}, []
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +87,7 @@ def bench(
                 failed.append(Timing(name, precision, batch, None, str(error).partition(": ")[2] or str(error)))
                 continue
             ready[name, precision] = _of(load_engine(made.folder))
-        return _prepare_and_time(loaded, chosen[: max(batch, 8)], batch, rounds, ready, failed, None)
+        return _prepare_and_time(loaded.preprocess, chosen[: max(batch, 8)], batch, rounds, ready, failed)
 
 
 def _of(engine: Engine) -> Callable[[Any], Any]:
@@ -99,17 +103,17 @@ def _torch(loaded: Loaded) -> Callable[[Any], Any]:
 
 
 def _prepare_and_time(
-    loaded: Loaded,
+    prepare: Preprocess,
     photos: list[Any],
     batch: int,
     rounds: int,
     ready: dict[tuple[str, str], Callable[[Any], Any]],
     failed: list[Timing],
-    size: list[int] | None,
 ) -> tuple[float, list[Timing]]:
     start = time.perf_counter()
-    prepare = preparation_at(None if size is None else (size[0], size[1]), loaded)
     images = [prepare(photo)[0].numpy() for photo in photos]
+    if batch > 1 and len({image.shape for image in images}) > 1:
+        raise PatchlightError("these photos become images of several sizes, which make no batch; use batch=1")
     preparing = (time.perf_counter() - start) / len(photos)
     batches = [
         np.stack([images[(first + place) % len(images)] for place in range(batch)]) for first in range(len(images))

@@ -26,6 +26,11 @@ FILES: dict[Format, str] = {
 }
 MANIFEST = "engine.json"
 
+OPENVINO_HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "f32"}
+"""What is computed in; OpenVINO would take bfloat16 by itself where the processor has it."""
+
+_ENTRIES = {"format", "precision", "outputs", "channels", "size", "step", "with_preprocess", "source"}
+
 _Run = Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]
 
 
@@ -84,12 +89,18 @@ class Engine:
 
 
 def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
-    """The exported model in a folder, ready to run on the CPU, with so many threads (the engine's usual if None)."""
+    """The exported model in a folder, ready to run on the CPU, with so many threads (the engine's usual if None; those
+    of torch are `torch.set_num_threads`).
+
+    Of the form "torch" load what you trust alone: a .pt2 may hold pickles, which run code.
+    """
     folder = Path(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         to = manifest["format"]
         path = folder / FILES[to]
+        if not set(manifest) >= _ENTRIES:
+            raise KeyError
     except (OSError, ValueError, KeyError, TypeError):
         raise PatchlightError(f"{folder}: holds no exported model; make one with `patchlight export`") from None
     if manifest.get("version") != 1:
@@ -97,6 +108,8 @@ def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
     if not path.is_file():
         raise PatchlightError(f"{path}: is missing; export the model again")
     run = {"onnx": _onnx, "openvino": _openvino, "torch": _torch, "safetensors": _safetensors, "triton": _onnx}[to]
+    if threads is not None and to in ("torch", "safetensors"):
+        raise PatchlightError(f"threads={threads}: this model is run by torch; say so to torch.set_num_threads")
     try:
         return Engine(folder, manifest, run(path, manifest, threads))
     except PatchlightError:
@@ -126,8 +139,7 @@ def _onnx(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
 
 def _openvino(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
     openvino = _needed("openvino", "openvino")
-    hint = {"bfloat16": "bf16", "float16": "f16"}.get(manifest["precision"], "f32")
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint}
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[manifest["precision"]]}
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
     model = openvino.Core().compile_model(path, "CPU", settings)
@@ -143,18 +155,15 @@ def _openvino(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run
 
 
 def _torch(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
-    return _by_torch(torch.export.load(path).module(), threads)
+    return _by_torch(torch.export.load(path).module())
 
 
 def _safetensors(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
     loaded = load(path.parent, dtype=getattr(torch, manifest["precision"]))
-    return _by_torch(Graph(loaded, tuple(manifest["outputs"]), prepare=manifest["with_preprocess"]).eval(), threads)
+    return _by_torch(Graph(loaded, tuple(manifest["outputs"]), prepare=manifest["with_preprocess"]).eval())
 
 
-def _by_torch(model: torch.nn.Module, threads: int | None) -> _Run:
-    if threads is not None:
-        torch.set_num_threads(threads)
-
+def _by_torch(model: torch.nn.Module) -> _Run:
     def run(images: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         with torch.inference_mode():
             return [each.numpy() for each in model(torch.from_numpy(images.copy()))]

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchlight import __version__
 from patchlight.config import Size, ViTConfig
-from patchlight.deploy.engines import FILES, MANIFEST, Format, load_engine
+from patchlight.deploy.engines import FILES, MANIFEST, OPENVINO_HINTS, Format, load_engine
 from patchlight.deploy.graph import MEANINGS, Graph, Output, check_outputs
 from patchlight.deploy.proof import Proof, preparation_at, prove, some_photos
 from patchlight.errors import PatchlightError
@@ -78,10 +78,9 @@ def export(
         raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
     _check(loaded, to, precision, with_preprocess)
     names = check_outputs(loaded, tuple(outputs))
-    fixed = _fixed_size(loaded, size, with_preprocess)
+    fixed = _fixed_size(loaded, size, to, with_preprocess)
     folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not overwrite:
-        raise PatchlightError(f"{folder}: is there already; name another folder, or use --overwrite")
+    _check_folder(folder, overwrite)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -89,8 +88,16 @@ def export(
         raise PatchlightError(f"{folder}: cannot be written ({error.strerror})") from None
     try:
         tell(f"exporting for {to} in {precision}")
-        graph = Graph(loaded, names, prepare=with_preprocess).eval()
-        _write_model(graph, loaded, made, to, precision, fixed, chosen)
+        # A model of its own, which may change its precision on the way.
+        graph = Graph(dataclasses.replace(loaded, model=copy.deepcopy(loaded.model)), names, prepare=with_preprocess)
+        graph.eval()
+        try:
+            _write_model(graph, loaded, made, to, precision, fixed, chosen)
+        except (PatchlightError, OSError):
+            raise
+        except Exception as error:  # whatever the exporters raise
+            reason = " ".join(str(error).split())[:300]
+            raise PatchlightError(f"{loaded.provenance.source}: cannot be exported for {to} ({reason})") from error
         manifest = _manifest(loaded, to, precision, names, fixed, with_preprocess)
         _write_json(made / MANIFEST, manifest)
         _write_json(made / "preprocess.json", loaded.preprocess.config.to_dict())
@@ -106,14 +113,45 @@ def export(
         if not proof.holds:
             raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
         made.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        made.replace(folder)
+        _put(made, folder)
     except OSError as error:
         raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return Exported(folder, proof)
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    """Refuse to write where anything else than an exported model is."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise PatchlightError(f"{folder}: is a {'link' if folder.is_symlink() else 'file'}; name a folder")
+    if not any(folder.iterdir()):
+        if folder.resolve() == Path.cwd():
+            raise PatchlightError(f"{folder}: is the folder that you are in; name one below it")
+        return
+    if not (folder / MANIFEST).is_file():
+        raise PatchlightError(f"{folder}: holds something else than an exported model; name another folder")
+    if not overwrite:
+        raise PatchlightError(f"{folder}: is there already; name another folder, or use --overwrite")
+    if folder.resolve() == Path.cwd():
+        raise PatchlightError(f"{folder}: is the folder that you are in; leave it first")
+
+
+def _put(made: Path, folder: Path) -> None:
+    """The new folder in the place of the old one, which goes once the new one is there."""
+    if not folder.exists():
+        made.replace(folder)
+        return
+    old = made.with_name(f"{made.name}.old")
+    folder.replace(old)
+    try:
+        made.replace(folder)
+    except OSError:
+        old.replace(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _check(loaded: Loaded, to: str, precision: str, with_preprocess: bool) -> None:
@@ -131,6 +169,8 @@ def _check(loaded: Loaded, to: str, precision: str, with_preprocess: bool) -> No
         raise PatchlightError(
             "to='safetensors' is for pl.load, which prepares photos itself; leave with_preprocess out"
         )
+    if with_preprocess:
+        loaded.preprocess.check_channels()
     if next(loaded.model.parameters()).dtype != torch.float32 or next(loaded.model.parameters()).is_cuda:
         raise PatchlightError("export takes a float32 model on the CPU; load it as that, and say precision=")
     needed = ["onnx", "onnxscript"] if to in ("onnx", "openvino", "triton") else []
@@ -144,13 +184,18 @@ def _check(loaded: Loaded, to: str, precision: str, with_preprocess: bool) -> No
             raise PatchlightError(f"export to {to} needs {name}; pip install 'patchlight[{extra}]'") from None
 
 
-def _fixed_size(loaded: Loaded, size: int | Size | None, with_preprocess: bool) -> Size | None:
+def _fixed_size(loaded: Loaded, size: int | Size | None, to: str, with_preprocess: bool) -> Size | None:
     """The height and width that are built in, or None where they are open."""
     config = loaded.config
     own = loaded.preprocess.config.image_size
     if size is None:
         return own if isinstance(config, SwinConfig) or with_preprocess else None
-    wanted = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    pair = (size, size) if isinstance(size, int) else size
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+        raise PatchlightError(f"size={size!r} should be a whole number above 0, or two of them (height, width)")
+    wanted = (pair[0], pair[1])
+    if to == "safetensors":
+        raise PatchlightError(f"to='safetensors' keeps the model's size; load the model with image_size={wanted}")
     if with_preprocess and wanted != own:
         raise PatchlightError(f"photos are prepared at {own[0]}x{own[1]}; load the model with image_size={wanted}")
     config.grid_for(wanted)  # says so, where the model cannot take it
@@ -311,7 +356,7 @@ def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
     size = manifest["size"]
     if manifest["with_preprocess"]:
         takes = "one photo of any size, HWC uint8, red, green and blue"
-        example = 'image = np.asarray(Image.open("photo.jpg").convert("RGB"))'
+        example = 'image = np.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB"))'
     else:
         example_size = size or list(loaded.preprocess.config.image_size)
         sides = f"{size[0]} x {size[1]}" if size else f"sides that are multiples of {down} and {across}, two at least"
@@ -320,7 +365,7 @@ def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
         )
         example = f"image = np.zeros((1, {manifest['channels']}, {example_size[0]}, {example_size[1]}), np.float32)"
     gives = "\n".join(f"- `{name}` {MEANINGS[name]}" for name in manifest["outputs"])
-    imports = "import numpy as np\n" + ("from PIL import Image\n" if manifest["with_preprocess"] else "")
+    imports = "import numpy as np\n" + ("from PIL import Image, ImageOps\n" if manifest["with_preprocess"] else "")
     run = {
         "onnx": (
             "import onnxruntime\n\n{example}\n"
@@ -340,8 +385,7 @@ def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
         ),
     }["onnx" if manifest["format"] == "triton" else manifest["format"]]
     run = run.replace("model.onnx", FILES["triton"]) if manifest["format"] == "triton" else run
-    hint = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(manifest["precision"])
-    hint = f', {{"INFERENCE_PRECISION_HINT": "{hint}"}}' if hint else ""
+    hint = f', {{"INFERENCE_PRECISION_HINT": "{OPENVINO_HINTS[manifest["precision"]]}"}}'
     lines = run.format(example=example, hint=hint)
     return (
         f"# {loaded.provenance.source}, exported for {manifest['format']} in {manifest['precision']}\n\n"

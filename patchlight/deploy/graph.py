@@ -3,10 +3,13 @@
 Shapes: H W pixels, h w patch grid, B batch, A heads, D width, K classes, Y X sides of the prepared image.
 """
 
+import functools
 import math
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from patchlight.config import PreprocessConfig
@@ -56,7 +59,10 @@ class Graph(nn.Module):
         self.prepare = Preparation(loaded.preprocess.config) if prepare else None
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        image_BCHW = image if self.prepare is None else self.prepare(image)
+        return self.of_images(image if self.prepare is None else self.prepare(image))
+
+    def of_images(self, image_BCHW: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of images that are prepared."""
         found = self._of_vit(image_BCHW) if isinstance(self.model, ViT) else self._of_stages(image_BCHW)
         return tuple(found[name].float() for name in self.outputs)
 
@@ -103,10 +109,9 @@ FIXED_POINT = 2.0**22
 class Preparation(nn.Module):
     """photo_HWC uint8 of any size -> image_BCHW with one image, by the very numbers of `loaded.preprocess`.
 
-    Pillow resizes with whole numbers, first along the rows, and rounds to grey levels in between. In float64, which
-    holds them exactly, two matrix products do the same. That is much work for large photos, of which Pillow skips the
-    zeros. Pillow 13 goes down the columns first where those lose more than twice as many pixels as the rows do: of such
-    photos, more than about twice as high as wide, grey levels differ a little.
+    Pillow resizes with whole numbers, along the rows and down the columns, and rounds to grey levels in between. In
+    float64, which holds them exactly, two matrix products do the same. That is much work for large photos, of which
+    Pillow skips the zeros.
     """
 
     def __init__(self, config: PreprocessConfig) -> None:
@@ -119,6 +124,7 @@ class Preparation(nn.Module):
                     "and prepare photos as preprocess.json says"
                 )
         self.config = config
+        self.minds_the_order = config.resize_in == "bytes" and _goes_down_first()
         self.mean: Tensor
         self.register_buffer("mean", torch.tensor(config.mean).reshape(1, -1, 1, 1))
         self.std: Tensor
@@ -131,8 +137,11 @@ class Preparation(nn.Module):
         down_YH = self._weights(photo_HWC.shape[0], height, rows, config.image_size[0])
         across_XW = self._weights(photo_HWC.shape[1], width, columns, config.image_size[1])
         levels_CHW = photo_HWC.permute(2, 0, 1).double()
-        levels_CHX = self._rounded(levels_CHW @ across_XW.T)
-        levels_CYX = self._rounded(down_YH @ levels_CHX)
+        levels_CYX = self._rounded(down_YH @ self._rounded(levels_CHW @ across_XW.T))
+        if self.minds_the_order:
+            down_first = (rows < height) & (height - rows > 2 * (width - columns))
+            other_CYX = self._rounded(self._rounded(down_YH @ levels_CHW) @ across_XW.T)
+            levels_CYX = torch.where(down_first, other_CYX, levels_CYX)
         image_BCHW = levels_CYX.float()[None] / torch.tensor(255.0)
         return (image_BCHW - self.mean) / self.std
 
@@ -179,6 +188,16 @@ class Preparation(nn.Module):
 
     def _rounded(self, levels: Tensor) -> Tensor:
         return (levels + 0.5).floor().clamp(0, 255) if self.config.resize_in == "bytes" else levels
+
+
+@functools.cache
+def _goes_down_first() -> bool:
+    """Whether this Pillow resizes down the columns first where those lose more than twice as many pixels as the rows
+    do, as Pillow 13 does: by how it rounds."""
+    high = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 30), dtype=np.uint8))
+    bicubic = Image.Resampling.BICUBIC
+    both, down_first = high.resize((20, 30), bicubic), high.resize((30, 30), bicubic).resize((20, 30), bicubic)
+    return np.array_equal(np.asarray(both), np.asarray(down_first))
 
 
 def _sinc(x: Tensor) -> Tensor:

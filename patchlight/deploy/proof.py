@@ -1,5 +1,6 @@
 """How nearly an exported model gives what the model gives, and how fast."""
 
+import math
 import platform
 import statistics
 import time
@@ -123,7 +124,7 @@ def prove(engine: Engine, graph: Graph, loaded: Loaded, photos: Sequence[Photo])
     inputs = _inputs(engine, loaded, list(photos))
     pairs: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {name: [] for name in engine.outputs}
     for each in inputs:
-        expected, found = _expected(graph, each), engine(each)
+        expected, found = _expected(graph, loaded, each), engine(each)
         for name, value in zip(engine.outputs, expected, strict=True):
             pairs[name].append((value, found[name]))
     agreements = {name: _agreement(each) for name, each in pairs.items()}
@@ -136,7 +137,7 @@ def prove(engine: Engine, graph: Graph, loaded: Loaded, photos: Sequence[Photo])
         outputs=agreements,
         same_class=same_class,
         same_box=same_box,
-        seconds={"exported": _median(lambda: engine(one)), "torch": _median(lambda: _expected(graph, one))},
+        seconds={"exported": _median(lambda: engine(one)), "torch": _median(lambda: _expected(graph, loaded, one))},
         limits=limits,
         versions=_versions(),
         failure=_failure(agreements, same_class, same_box, limits),
@@ -175,21 +176,26 @@ def _images(
 
 
 def _part(image: Any, draw: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """A part of a photo, of any size and shape up to twice as high as wide."""
-    width = int(draw.integers(image.width // 3, image.width + 1))
-    height = min(image.height, int(width * draw.uniform(0.5, 1.9)))
+    """A part of a photo, of any size, wide or high."""
+    width = max(1, int(draw.integers(image.width // 3, image.width + 1)))
+    height = min(image.height, max(1, int(width * draw.uniform(0.4, 4))))
     left, top = draw.integers(0, image.width - width + 1), draw.integers(0, image.height - height + 1)
     return np.asarray(image.crop((left, top, left + width, top + height)))
 
 
-def _expected(graph: Graph, images: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+def _expected(graph: Graph, loaded: Loaded, images: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """What the model says; of photos as `loaded.preprocess` prepares them."""
     with torch.inference_mode():
+        if graph.prepare is not None:
+            return [each.numpy() for each in graph.of_images(loaded.preprocess(images)[0][None])]
         return [each.numpy() for each in graph(torch.from_numpy(images.copy()))]  # which may not be written to
 
 
 def _agreement(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> Agreement:
     largest = max(float(np.abs(expected).max()) for expected, _ in pairs)
     mean = float(np.mean([np.abs(expected).mean() for expected, _ in pairs]))
+    if not all(np.isfinite(value).all() for pair in pairs for value in pair):
+        return Agreement(largest=math.inf, mean=math.inf, cosine=-1.0)
     differences = [np.abs(expected - found) for expected, found in pairs]
     cosines = []
     for expected, found in pairs:
@@ -234,6 +240,8 @@ def _failure(
 ) -> str | None:
     """The first that does not hold, in words."""
     for name, each in agreements.items():
+        if math.isinf(each.largest):
+            return f"{name} is not finite for every input"
         if not each.largest <= limits.largest:
             return f"{name} differs by {each.largest:.2g} of its largest value, more than {limits.largest:g}"
         if not each.cosine >= limits.cosine:

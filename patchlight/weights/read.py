@@ -59,14 +59,18 @@ class _NotWeights:
         pass
 
 
+class _NumpyArray(_NotWeights):
+    """Stands for an array of NumPy, which may have been meant for a weight."""
+
+
 # What training scripts put beside the weights: their command line, and NumPy's numbers and arrays, by what makes them.
 _BESIDE_WEIGHTS: list[Any] = [
     argparse.Namespace,
     *((_NotWeights, f"numpy.{name}") for name in ("dtype", "ndarray")),
     *(
-        (_NotWeights, f"numpy.{core}.multiarray.{name}")
+        (stand_in, f"numpy.{core}.multiarray.{name}")
         for core in ("core", "_core")
-        for name in ("scalar", "_reconstruct")
+        for name, stand_in in (("scalar", _NotWeights), ("_reconstruct", _NumpyArray))
     ),
 ]
 
@@ -226,19 +230,21 @@ def _read_torch(path: Path) -> Tensors:
 
 def _timm_config(content: Any) -> dict[str, Any]:
     """The architecture that timm's training script names beside the weights, and what its command line changed."""
-    architecture = content.get("arch") if isinstance(content, Mapping) else None
+    # By dict's own methods: an OrderedDict of a pickle may bring others.
+    architecture = dict.get(content, "arch") if isinstance(content, dict) else None
     if not isinstance(architecture, str):
         return {}
-    given = getattr(content.get("args"), "__dict__", {})
+    arguments = dict.get(content, "args")
+    given = dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else {}
     changed = given.get("model_kwargs")
-    arguments = {
+    settings = {
         "img_size": given.get("img_size"),
         "global_pool": given.get("gp"),
-        **(changed if isinstance(changed, Mapping) else {}),
+        **(dict.copy(changed) if isinstance(changed, dict) else {}),
     }
     return {
         "architecture": architecture,
-        "model_args": {name: value for name, value in arguments.items() if value is not None},
+        "model_args": {name: value for name, value in settings.items() if value is not None},
     }
 
 
@@ -320,7 +326,7 @@ def _flatten(content: Any, path: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     seen = 0
 
-    def visit(value: Any, name: str, depth: int) -> None:
+    def visit(value: Any, name: str, depth: int, *, among_tensors: bool = False) -> None:
         nonlocal seen
         seen += 1
         if seen > 10 * MAX_TENSORS:  # one dictionary in many places makes any number of paths
@@ -331,12 +337,14 @@ def _flatten(content: Any, path: Path) -> dict[str, Tensor]:
             if name in tensors:
                 raise CheckpointError(f"{path}: tensor {name!r} is there twice")
             tensors[name] = value
-        elif isinstance(value, _NotWeights) and name.endswith((".weight", ".bias")):
+        elif isinstance(value, _NumpyArray) and (among_tensors or name.endswith((".weight", ".bias"))):
             raise CheckpointError(f"{path}: {name!r} is of NumPy; save it anew with torch.from_numpy of each array")
         elif isinstance(value, Mapping):
-            for key, inner in value.items():
+            items = list(dict.items(value) if isinstance(value, dict) else value.items())  # a pickle may hide its own
+            among_tensors = any(isinstance(inner, Tensor) for _, inner in items)
+            for key, inner in items:
                 if isinstance(key, str) and not (depth == 0 and "optimizer" in key):
-                    visit(inner, f"{name}.{key}" if name else key, depth + 1)
+                    visit(inner, f"{name}.{key}" if name else key, depth + 1, among_tensors=among_tensors)
 
     visit(content, "", 0)
     return tensors

@@ -123,13 +123,20 @@ def test_every_form_and_precision(to: Any, precision: Any, tiny: pl.Loaded, tmp_
 
 def test_the_readme_runs_without_patchlight_and_torch(tiny: pl.Loaded, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="needs the extra openvino")
-    for to in ("onnx", "openvino"):
-        folder = pl.export(tiny, tmp_path / to, to=to).folder
+    sideways = Image.new("RGB", (90, 60), "red")
+    exif = sideways.getexif()
+    exif[0x0112] = 6
+    for to, photos in (("onnx", True), ("openvino", False)):
+        folder = pl.export(tiny, tmp_path / to, to=to, with_preprocess=photos).folder
+        sideways.save(folder / "photo.jpg", exif=exif)
         code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
         barred = "import sys\nsys.modules['patchlight'] = sys.modules['torch'] = None\n"
-        run = [sys.executable, "-c", barred + code]
+        run = [sys.executable, "-c", barred + code + "print(found[0].tolist())"]
         ended = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
-        assert ended.stdout == "{'logits': (1, 5)}\n", ended.stderr
+        shapes, numbers = ended.stdout.splitlines() or [ended.stderr, "[]"]
+        assert shapes == "{'logits': (1, 5)}"
+        image = tiny.preprocess(folder / "photo.jpg")[0][None] if photos else torch.zeros(1, 3, 32, 32)
+        np.testing.assert_allclose(json.loads(numbers), tiny.model(image).detach().numpy(), atol=1e-5)
 
 
 def test_photos_are_prepared_by_the_same_numbers() -> None:
@@ -144,7 +151,7 @@ def test_photos_are_prepared_by_the_same_numbers() -> None:
     ):
         config = PreprocessConfig(**{"image_size": (64, 64), **settings})
         ours, theirs = Preparation(config), Preprocess(config)
-        for size in [(100, 130), (130, 101), (64, 64), (40, 50), (90, 400)]:
+        for size in [(100, 130), (130, 101), (64, 64), (40, 50), (90, 400), (400, 90), (300, 100), (2, 3)]:
             photo = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
             expected = theirs(photo)[0]
             torch.testing.assert_close(ours(torch.from_numpy(photo))[0], expected, atol=2e-6, rtol=0)
@@ -210,6 +217,10 @@ def test_a_wrong_model_fails_its_proof(tiny: pl.Loaded, tmp_path: Path, monkeypa
         ({"precision": "bfloat16"}, "onnxruntime does not compute bfloat16"),
         ({"to": "torch", "precision": "int8"}, "int8 is for onnx, openvino and triton"),
         ({"size": 33}, "patches of 8x8 do not divide"),
+        ({"size": 0}, "size=0 should be a whole number above 0, or two of them"),
+        ({"size": (32,)}, "size=(32,) should be a whole number above 0, or two of them"),
+        ({"size": "32"}, "size='32' should be a whole number above 0"),
+        ({"size": 64, "to": "safetensors"}, "keeps the model's size; load the model with image_size=(64, 64)"),
         ({"size": 64, "with_preprocess": True}, "photos are prepared at 32x32; load the model with image_size"),
     ],
 )
@@ -225,11 +236,62 @@ def test_a_folder_is_written_over_only_if_asked(tiny: pl.Loaded, tmp_path: Path)
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(pl.PatchlightError, match="out: is there already; name another folder, or use --overwrite"):
-        pl.export(tiny, out, to="torch")
-    assert (out / "mine.txt").read_text() == "mine"
+    for overwrite in (False, True):
+        with pytest.raises(pl.PatchlightError, match="out: holds something else than an exported model; name another"):
+            pl.export(tiny, out, to="torch", overwrite=overwrite)
+    with pytest.raises(pl.PatchlightError, match="model: holds something else than an exported model"):
+        pl.export(tiny, tmp_path / "model", to="torch", overwrite=True)
+    (tmp_path / "link").symlink_to(out)
+    for name, kind in (("out/mine.txt", "file"), ("link", "link")):
+        with pytest.raises(pl.PatchlightError, match=f"{name}: is a {kind}; name a folder"):
+            pl.export(tiny, tmp_path / name, to="torch", overwrite=True)
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("mine.txt", "mine")]
     with pytest.raises(pl.PatchlightError, match="holds no exported model; make one with `patchlight export`"):
         pl.load_engine(out)
+
+
+def test_an_exported_model_is_replaced_whole(tiny: pl.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = pl.export(tiny, tmp_path / "out", to="safetensors", outputs=["features"]).folder
+    before = (out / "proof.json").read_text()
+    with pytest.raises(pl.PatchlightError, match="out: is there already; name another folder, or use --overwrite"):
+        pl.export(tiny, out, to="safetensors")
+    pl.export(tiny, out, to="safetensors", outputs=["dense"], overwrite=True)
+    assert pl.load_engine(out).outputs == ("dense",)
+    after = (out / "proof.json").read_text()
+    assert after != before
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if target == out and "old" not in self.name:
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(pl.PatchlightError, match=r"out: cannot be written \(No space left on device\)"):
+        pl.export(tiny, out, to="safetensors", overwrite=True)
+    assert (out / "proof.json").read_text() == after
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+    monkeypatch.chdir(out)
+    with pytest.raises(pl.PatchlightError, match="is the folder that you are in; leave it first"):
+        pl.export(tiny, ".", to="safetensors", overwrite=True)
+
+
+def test_numbers_that_are_none_fail_the_proof(tiny: pl.Loaded, tmp_path: Path) -> None:
+    """Wherever they come: a maximum takes no notice of a NaN behind it."""
+    engine = pl.load_engine(pl.export(tiny, tmp_path / "out", to="safetensors").folder)
+    run, calls = engine._run, iter(range(1000))
+    engine._run = lambda images: [each * (np.nan if next(calls) == 7 else 1) for each in run(images)]
+    graph = exporting.Graph(tiny, ("logits",)).eval()
+    proof = proving.prove(engine, graph, tiny, proving.some_photos(()))
+    assert proof.failure == "logits is not finite for every input"
+
+
+def test_the_model_stays_as_it_was(tiny: pl.Loaded, tmp_path: Path) -> None:
+    tiny.model.train()
+    before = {name: value.clone() for name, value in tiny.model.state_dict().items()}
+    pl.export(tiny, tmp_path / "out", to="torch", precision="bfloat16")
+    assert tiny.model.training
+    assert all(torch.equal(value, before[name]) for name, value in tiny.model.state_dict().items())
 
 
 def test_a_missing_engine_is_one_line(tiny: pl.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -743,8 +743,13 @@ def numbers_too_large_for_float32(folder: Path) -> Path:
     return safetensors_with(folder, **{"norm.bias": torch.full((24,), 1e300, dtype=torch.float64)})
 
 
-@case("missing: norm.bias, norm.weight")
+@case("missing: blocks.0.norm1.bias, norm.weight")
 def missing_keys(folder: Path) -> Path:
+    return safetensors_with(folder, **{"norm.weight": None, "blocks.0.norm1.bias": None})
+
+
+@case("it has no norm after its last block")
+def no_last_norm(folder: Path) -> Path:
     return safetensors_with(folder, **{"norm.bias": None, "norm.weight": None})
 
 

@@ -333,6 +333,22 @@ def test_numpys_numbers_and_arrays_beside_the_weights_are_passed_over(as_zip: bo
     assert_equal_to_the_clean_load(load(tmp_path / "x.pth", num_heads=2))
 
 
+def test_an_array_of_numpy_among_the_tensors_is_named_whatever_it_is(tmp_path: Path) -> None:
+    state: dict[str, Any] = timm_state()
+    state["blocks.0.ls1.gamma"] = np.ones(24, np.float32)
+    for content, name in ((state, "blocks.0.ls1.gamma"), ({"model": state, "epoch": 3}, "model.blocks.0.ls1.gamma")):
+        torch.save(content, tmp_path / "x.pth")
+        with pytest.raises(CheckpointError, match=f"'{name}' is of NumPy; save it anew with torch.from_numpy"):
+            read_checkpoint(tmp_path / "x.pth")
+
+
+def test_a_dictionary_that_brings_methods_of_its_own_is_read_as_a_dictionary(tmp_path: Path) -> None:
+    content: Any = OrderedDict(timm_state(), arch="vit_tiny_patch16_224")
+    content.get = 5
+    torch.save(content, tmp_path / "x.pth")
+    assert read_checkpoint(tmp_path / "x.pth").timm["architecture"] == "vit_tiny_patch16_224"
+
+
 def test_weights_that_are_arrays_of_numpy_are_named(tmp_path: Path) -> None:
     torch.save({"model": {key: value.numpy() for key, value in timm_state().items()}}, tmp_path / "x.pth")
     with pytest.raises(CheckpointError, match=r"x\.pth: 'model\..*(weight|bias)' is of NumPy; save it anew"):
