@@ -49,7 +49,15 @@ def crop_photos(
     the terminal, and `Reporter()` is silent.
     """
     with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
-        paths = [photos] if isinstance(photos, str | PathLike) else photos
+        paths = [photos] if isinstance(photos, str | PathLike) else list(photos)
+        wrong = next((path for path in paths if not isinstance(path, str | PathLike)), None)
+        require(
+            wrong is None, f"photos are paths of files or folders, not {type(wrong).__name__}; `localize` takes images"
+        )
+        for name, given, kind in (("settings", settings, CropSettings), ("how", how, CropRunSettings)):
+            require(
+                given is None or isinstance(given, kind), f"{name} is a pl.{kind.__name__}, not {type(given).__name__}"
+            )
         return _crop(paths, out, settings or CropSettings(), how or CropRunSettings(), model, heard)
 
 

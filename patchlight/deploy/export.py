@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import logging
 import shutil
 import tempfile
 import warnings
@@ -24,7 +25,7 @@ from patchlight import __version__
 from patchlight.config import Size, ViTConfig
 from patchlight.deploy.engines import FILES, MANIFEST, OPENVINO_HINTS, Format, load_engine
 from patchlight.deploy.graph import MEANINGS, Graph, Output, check_outputs
-from patchlight.deploy.proof import Proof, preparation_at, prove, some_photos
+from patchlight.deploy.proof import Proof, part_of, preparation_at, prove, some_photos
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.images.decode import Photo, decode
@@ -38,6 +39,9 @@ LARGEST_SIDE = 16_384
 
 CALIBRATION_PHOTOS = 128
 """At most so many photos tell an int8 model the ranges of its numbers."""
+
+FEWEST_INPUTS = 64
+"""Where there are fewer photos, parts of them are taken, too."""
 
 
 @dataclass(frozen=True)
@@ -242,10 +246,11 @@ def _write_model(
     from patchlight.deploy.precision import as_openvino, quantize_onnx
 
     calibration = functools.partial(_calibration, graph, loaded, fixed, photos)
-    if to != "openvino":
-        quantize_onnx(onnx_path, calibration)
-        return
-    as_openvino(precision, onnx_path, path, calibration)
+    with _quiet():
+        if to != "openvino":
+            quantize_onnx(onnx_path, calibration)
+            return
+        as_openvino(precision, onnx_path, path, calibration)
     for each in folder.glob(f"{FILES['onnx']}*"):
         each.unlink()
 
@@ -290,17 +295,23 @@ def _quiet() -> Iterator[None]:
     """Without the exporters' own warnings, which speak of their insides."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def _calibration(graph: Graph, loaded: Loaded, fixed: Size | None, photos: Sequence[Photo]) -> Iterator[Any]:
     """Inputs of the graph, made of photos, that tell the ranges of its numbers."""
     prepare = preparation_at(fixed, loaded)
-    for photo in photos[:CALIBRATION_PHOTOS]:
-        if graph.prepare is not None:
-            yield np.asarray(decode(photo).image)
-        else:
-            yield prepare(photo)[0][None].numpy()
+    draw = np.random.default_rng(1)
+    for number in range(max(FEWEST_INPUTS, min(len(photos), CALIBRATION_PHOTOS))):
+        photo = photos[number % len(photos)]
+        if number >= len(photos):  # of few photos parts, too
+            photo = part_of(decode(photo).image, draw)
+        yield np.asarray(decode(photo).image) if graph.prepare is not None else prepare(photo)[0][None].numpy()
 
 
 def _manifest(

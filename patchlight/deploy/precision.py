@@ -1,5 +1,7 @@
 """Exported models in fewer bits, by the engines' own tools."""
 
+import contextlib
+import io
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +48,21 @@ def quantize_onnx(path: Path, inputs: Inputs) -> None:
         )
 
 
+def _kept_whole(model: Any) -> list[str]:
+    """As in ONNX: the first and the last layer, and products of two activations."""
+    products = [each for each in model.get_ordered_ops() if each.get_type_name() in ("Convolution", "MatMul")]
+
+    def has_weights(product: Any) -> bool:
+        source = product.input_value(1).get_node()
+        while source.get_type_name() in ("Convert", "Transpose", "Reshape") and source.get_input_size():
+            source = source.input_value(0).get_node()
+        return bool(source.get_type_name() == "Constant")
+
+    layers = [each for each in products if has_weights(each)]
+    kept = {each.get_friendly_name() for each in (layers[0], layers[-1])}
+    return sorted(kept | {each.get_friendly_name() for each in products if not has_weights(each)})
+
+
 def as_openvino(precision: str, onnx_path: Path, path: Path, inputs: Inputs) -> None:
     """OpenVINO's form of an ONNX model. Half precision is chosen when it is run; float16 also halves the file."""
     import openvino
@@ -54,10 +71,14 @@ def as_openvino(precision: str, onnx_path: Path, path: Path, inputs: Inputs) -> 
     if precision == "int8":
         import nncf
 
-        model = nncf.quantize(
-            model,
-            nncf.Dataset(list(inputs()), lambda image: [image]),
-            model_type=nncf.ModelType.TRANSFORMER,
-            preset=nncf.QuantizationPreset.MIXED,
-        )
+        images = list(inputs())
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # its progress bars
+            model = nncf.quantize(
+                model,
+                nncf.Dataset(images, lambda image: [image]),
+                subset_size=len(images),
+                ignored_scope=nncf.IgnoredScope(names=_kept_whole(model)),
+                model_type=nncf.ModelType.TRANSFORMER,
+                preset=nncf.QuantizationPreset.MIXED,
+            )
     openvino.save_model(model, path, compress_to_fp16=precision == "float16")

@@ -124,7 +124,7 @@ def listed(photos: Photo | Iterable[Photo]) -> tuple[list[Photo], bool]:
         return [photos], True
     if hasattr(photos, "preprocess"):
         raise PatchlightError("photos come first, and then the model")
-    if not isinstance(photos, Iterable) or isinstance(photos, Mapping):
+    if not isinstance(photos, Iterable) or isinstance(photos, Mapping | io.IOBase):
         raise PatchlightError(_no_photo(photos))
     several = list(photos)
     if not several:

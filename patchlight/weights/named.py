@@ -38,8 +38,10 @@ def _like(found: Found, like: str) -> Found:
         raise CheckpointError(f"{found.source}: its config.json says all that it is; leave like={like!r} out")
     config, preprocessor, entry = _config_of(like)
     where = f"like={like!r}"
-    if name_of(str(config.get("architecture"))) is None and not config.get("model_type"):
-        raise CheckpointError(f"{found.source}: {where} has no config.json of timm or transformers")
+    if name_of(str(config.get("architecture"))) is None and not {"model_type", "patchlight"} & set(config):
+        raise CheckpointError(
+            f"{found.source}: {where} has no config.json of timm, transformers or Patchlight; name another"
+        )
     return dataclasses.replace(
         found, config=config, preprocessor=found.preprocessor or preprocessor, entry=entry, config_from=where
     )
@@ -56,8 +58,9 @@ def _config_of(like: str) -> tuple[dict[str, Any], dict[str, Any], Entry | None]
         folder = fetch(entry.hub if entry is not None else like.removeprefix("hf:"), configs_only=True)
     elif not folder.is_dir():
         nearest = difflib.get_close_matches(like, [*architectures(), *CATALOGUE], n=1)
-        remedy = f"did you mean {nearest[0]!r}?" if nearest else "or a folder with a config.json"
+        remedy = f"did you mean {nearest[0]!r}?" if nearest else "`patchlight models` lists the catalogue"
         raise CheckpointError(
-            f"like={like!r} is no architecture of timm, no checkpoint of the catalogue and no hf:owner/name; {remedy}"
+            f"like={like!r} is not an architecture of timm, a checkpoint of the catalogue, hf:owner/name, or a folder "
+            f"with a config.json; {remedy}"
         )
     return *configs_beside(folder), entry

@@ -135,7 +135,7 @@ def test_a_name_that_the_tensors_contradict(tmp_path: Path) -> None:
     ):
         load(file, like="vit_small_patch16_224")
     with pytest.raises(
-        PatchlightError, match=r"like='vit_tinny_patch16_224' is no architecture.*'vit_tiny_patch16_224'"
+        PatchlightError, match=r"like='vit_tinny_patch16_224' is not an architecture.*'vit_tiny_patch16_224'"
     ):
         load(file, like="vit_tinny_patch16_224")
     with pytest.raises(PatchlightError, match="it is timm's convnext_atto_ols, which is not supported"):

@@ -128,6 +128,7 @@ NO_PHOTOS: list[tuple[Any, str]] = [
     (torch.zeros(3, 4, 4), "a photo is a path.* not Tensor"),
     (None, "a photo is a path.* not NoneType"),
     (3, "a photo is a path.* not int"),
+    (io.BytesIO(b"GIF89a"), "a photo is a path.* not BytesIO"),
     ({"photo": PHOTO}, "a photo is a path.* not dict"),
 ]
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import threading
@@ -22,6 +23,7 @@ from PIL import Image
 from crop_runs import everything_in, make_photos, photo, rows_of, run_crop, save_model
 from patchlight.batch import finder, pipeline, results, work
 from patchlight.batch import summary as summary_module
+from patchlight.batch.runner import crop_photos
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import CropSummary
 from patchlight.errors import PatchlightError
@@ -248,6 +250,13 @@ def test_mistakes_leave_no_folder_behind(
     for device in ("meta", "nonsense", "cuda:77"):
         with pytest.raises(PatchlightError, match=f"^device='{device}' does not compute here"):
             run_crop([photos], out, model=model, device=device)
+    for given, says in (
+        (([photo(1)], out), "photos are paths of files or folders, not Image; `localize` takes images"),
+        (([photos], out, {"aspect": "1:1"}), "settings is a pl.CropSettings, not dict"),
+        (([photos], out, None, CropSettings()), "how is a pl.CropRunSettings, not CropSettings"),
+    ):
+        with pytest.raises(PatchlightError, match=f"^{re.escape(says)}$"):
+            crop_photos(*given, model=model)  # type: ignore[arg-type]
     assert not out.exists()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PatchlightError, match=r"^out='' is not a folder; name one"):

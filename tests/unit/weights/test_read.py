@@ -20,6 +20,7 @@ from models_at_random import randomize, tiny_vit
 from patchlight.weights.convert import TIMM, convert_to
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.read import CheckpointError, _only_spells_bytes, check_finite, read_checkpoint, read_json
+from patchlight.weights.save import save
 
 State = dict[str, Tensor]
 
@@ -259,8 +260,8 @@ def test_numpy_arrays_of_every_kind(tmp_path: Path) -> None:
         # NumPy has no bfloat16: big_vision's files hold its bytes.
         "bfloat16": torch.from_numpy(numbers).to(torch.bfloat16).view(torch.int16).numpy().view("V2"),
     }
-    for save in (np.savez, np.savez_compressed):
-        save(tmp_path / "x.npz", **arrays)
+    for save_npz in (np.savez, np.savez_compressed):
+        save_npz(tmp_path / "x.npz", **arrays)
         tensors = read_checkpoint(tmp_path / "x.npz")
         assert tensors["bfloat16"].dtype == torch.bfloat16
         assert tensors["number"].item() == 3
@@ -382,3 +383,13 @@ ENCODE, LONG = b"c_codecs\nencode\n", "a" * 1000
 def test_bytes_are_spelt_in_one_way_only(pickled: bytes, allowed: bool) -> None:
     assert _only_spells_bytes(b"\x80\x02" + pickled + b".", 1) is allowed
     assert _only_spells_bytes(b"\x80\x02K\1." + b"\x80\x02" + pickled + b".", 5) is allowed
+
+
+def test_a_bare_file_is_what_a_folder_of_ours_is(tmp_path: Path) -> None:
+    model = tiny_vit(num_heads=4, norm_eps=1e-3)
+    folder = save(model, tmp_path / "mine")
+    (tmp_path / "x.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    loaded = load(tmp_path / "x.safetensors", like=str(folder))
+    assert loaded.config == model.config
+    image = torch.randn(1, 3, *model.config.image_size)
+    torch.testing.assert_close(loaded.model(image), model(image))
