@@ -8,6 +8,7 @@ import typer
 
 from patchlight.commands.options import AsJson, Settings, parse_settings, parse_size
 from patchlight.errors import PatchlightError
+from patchlight.reporting import on_terminal
 
 
 def export(
@@ -55,7 +56,6 @@ def export(
         with_preprocess=with_preprocess,
         photos=tuple(_photos(photos or [])),
         overwrite=overwrite,
-        tell=lambda line: typer.echo(f"patchlight: {line}", err=True),
     )
     if as_json:
         typer.echo(json.dumps(exported.proof.to_dict()))
@@ -78,13 +78,10 @@ def bench(
     from patchlight.commands.tables import print_rows
     from patchlight.deploy.bench import bench as time_engines
 
-    preparing, timings = time_engines(
-        target,
-        tuple(_photos(photos or [])),
-        batch=batch,
-        rounds=rounds,
-        tell=lambda line: typer.echo(f"patchlight: {line}", err=True),
-    )
+    with on_terminal() as heard:
+        preparing, timings = time_engines(
+            target, tuple(_photos(photos or [])), batch=batch, rounds=rounds, reporter=heard
+        )
     if as_json:
         found = [vars(each) for each in timings]
         typer.echo(json.dumps({"prepare_seconds": preparing, "engines": found}))

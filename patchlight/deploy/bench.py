@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from patchlight.config import PreprocessConfig
-from patchlight.deploy.engines import MANIFEST, Engine, Format, load_engine
+from patchlight.deploy.engines import MANIFEST, Format, load_engine
 from patchlight.deploy.export import Precision, export
 from patchlight.deploy.proof import some_photos
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import Photo
 from patchlight.images.preprocess import Preprocess
+from patchlight.reporting import SILENT, Reporter
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.read import read_json
 
@@ -53,7 +54,7 @@ def bench(
     *,
     batch: int = 1,
     rounds: int = ROUNDS,
-    tell: Callable[[str], None] = lambda _: None,
+    reporter: Reporter = SILENT,
 ) -> tuple[float, list[Timing]]:
     """Seconds for the preparation of one photo, and what each engine takes for a batch of them, in turns.
 
@@ -62,6 +63,8 @@ def bench(
     if batch < 1 or rounds < 1:
         raise PatchlightError(f"batch={batch} and rounds={rounds} must be 1 or more")
     chosen = some_photos(photos)
+    ready: dict[tuple[str, str], Callable[[Any], Any]] = {}
+    failed: list[Timing] = []
     if isinstance(target, str | Path) and (Path(target) / MANIFEST).is_file():
         engine = load_engine(target)
         if engine.takes_photos:
@@ -69,10 +72,10 @@ def bench(
         config = PreprocessConfig.from_dict(read_json(Path(target) / "preprocess.json"))
         size = engine.manifest["size"]
         prepare = Preprocess(config.for_size((size[0], size[1])) if size else config, engine.manifest["channels"])
-        ready = {(str(engine.manifest["format"]), str(engine.manifest["precision"])): _of(engine)}
-        return _prepare_and_time(prepare, chosen[: max(batch, 8)], batch, rounds, ready, [])
+        ready[str(engine.manifest["format"]), str(engine.manifest["precision"])] = engine
+        return _prepare_and_time(prepare, chosen[: max(batch, 8)], batch, rounds, ready, failed)
     loaded = load(target) if isinstance(target, str | Path) else target
-    ready, failed = {("torch", "float32"): _torch(loaded)}, []
+    ready["torch", "float32"] = _torch(loaded)
     with tempfile.TemporaryDirectory() as folder:
         for name, to, precision in FORMS:
             if importlib.util.find_spec(name) is None or (
@@ -80,18 +83,15 @@ def bench(
             ):
                 failed.append(Timing(name, precision, batch, None, "not installed"))
                 continue
-            tell(f"exporting for {name} in {precision}")
+            reporter.tell(f"exporting for {name} in {precision}")
             try:
-                made = export(loaded, Path(folder) / f"{name}-{precision}", to=to, precision=precision, photos=chosen)
+                out = Path(folder) / f"{name}-{precision}"
+                made = export(loaded, out, to=to, precision=precision, photos=chosen, reporter=SILENT)
             except PatchlightError as error:
                 failed.append(Timing(name, precision, batch, None, str(error).partition(": ")[2] or str(error)))
                 continue
-            ready[name, precision] = _of(load_engine(made.folder))
+            ready[name, precision] = load_engine(made.folder)
         return _prepare_and_time(loaded.preprocess, chosen[: max(batch, 8)], batch, rounds, ready, failed)
-
-
-def _of(engine: Engine) -> Callable[[Any], Any]:
-    return engine
 
 
 def _torch(loaded: Loaded) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,6 +29,7 @@ from patchlight.deploy.proof import Proof, part_of, preparation_at, prove, some_
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.images.decode import Photo, decode
+from patchlight.reporting import Reporter, on_terminal
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import save
 
@@ -63,7 +64,7 @@ def export(
     with_preprocess: bool = False,
     photos: Photo | Iterable[Photo] = (),
     overwrite: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
+    reporter: Reporter | None = None,
 ) -> Exported:
     """Write `model` to the folder `out` for another engine, and prove on this machine that it gives the same.
 
@@ -74,55 +75,59 @@ def export(
     its ranges from `photos` (paths, images or arrays), or from the few inside the package.
 
     The folder has the model, preprocess.json, labels.json, README.md with the lines that run it, and proof.json. Where
-    the proof fails, nothing is written, and that is an error.
+    the proof fails, nothing is written, and that is an error. `reporter` hears how it goes; without one that shows on
+    the terminal.
     """
-    chosen = some_photos(photos)
-    loaded = load(model) if isinstance(model, str | Path) else model
-    if not isinstance(loaded, Loaded):
-        raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
-    _check(loaded, to, precision, with_preprocess)
-    names = check_outputs(loaded, tuple(outputs))
-    fixed = _fixed_size(loaded, size, to, with_preprocess)
-    folder = Path(out)
-    _check_folder(folder, overwrite)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        raise PatchlightError(f"{folder}: cannot be written ({error.strerror})") from None
-    try:
-        tell(f"exporting for {to} in {precision}")
-        # A model of its own, which may change its precision on the way.
-        graph = Graph(dataclasses.replace(loaded, model=copy.deepcopy(loaded.model)), names, prepare=with_preprocess)
-        graph.eval()
+    with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
+        chosen = some_photos(photos)
+        loaded = load(model) if isinstance(model, str | Path) else model
+        if not isinstance(loaded, Loaded):
+            raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+        _check(loaded, to, precision, with_preprocess)
+        names = check_outputs(loaded, tuple(outputs))
+        fixed = _fixed_size(loaded, size, to, with_preprocess)
+        folder = Path(out)
+        _check_folder(folder, overwrite)
         try:
-            _write_model(graph, loaded, made, to, precision, fixed, chosen)
-        except (PatchlightError, OSError):
-            raise
-        except Exception as error:  # whatever the exporters raise
-            reason = " ".join(str(error).split())[:300]
-            raise PatchlightError(f"{loaded.provenance.source}: cannot be exported for {to} ({reason})") from error
-        manifest = _manifest(loaded, to, precision, names, fixed, with_preprocess)
-        _write_json(made / MANIFEST, manifest)
-        _write_json(made / "preprocess.json", loaded.preprocess.config.to_dict())
-        if loaded.labels is not None:
-            _write_json(made / "labels.json", list(loaded.labels))
-        if to != "safetensors":  # which has a card of its own
-            (made / "README.md").write_text(_readme(manifest, loaded), "utf-8")
-        if to == "triton":
-            (made / "config.pbtxt").write_text(_triton_config(folder.name, graph, manifest), "utf-8")
-        tell("comparing it with the model")
-        proof = prove(load_engine(made), graph, loaded, chosen)
-        _write_json(made / "proof.json", proof.to_dict())
-        if not proof.holds:
-            raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
-        made.chmod(0o755)
-        _put(made, folder)
-    except OSError as error:
-        raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return Exported(folder, proof)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        except OSError as error:
+            raise PatchlightError(f"{folder}: cannot be written ({error.strerror})") from None
+        try:
+            heard.tell(f"exporting for {to} in {precision}")
+            # A model of its own, which may change its precision on the way.
+            graph = Graph(
+                dataclasses.replace(loaded, model=copy.deepcopy(loaded.model)), names, prepare=with_preprocess
+            )
+            graph.eval()
+            try:
+                _write_model(graph, loaded, made, to, precision, fixed, chosen)
+            except (PatchlightError, OSError):
+                raise
+            except Exception as error:  # whatever the exporters raise
+                reason = " ".join(str(error).split())[:300]
+                raise PatchlightError(f"{loaded.provenance.source}: cannot be exported for {to} ({reason})") from error
+            manifest = _manifest(loaded, to, precision, names, fixed, with_preprocess)
+            _write_json(made / MANIFEST, manifest)
+            _write_json(made / "preprocess.json", loaded.preprocess.config.to_dict())
+            if loaded.labels is not None:
+                _write_json(made / "labels.json", list(loaded.labels))
+            if to != "safetensors":  # which has a card of its own
+                (made / "README.md").write_text(_readme(manifest, loaded), "utf-8")
+            if to == "triton":
+                (made / "config.pbtxt").write_text(_triton_config(folder.name, graph, manifest), "utf-8")
+            heard.tell("comparing it with the model")
+            proof = prove(load_engine(made), graph, loaded, chosen)
+            _write_json(made / "proof.json", proof.to_dict())
+            if not proof.holds:
+                raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
+            made.chmod(0o755)
+            _put(made, folder)
+        except OSError as error:
+            raise PatchlightError(f"{folder}: cannot be written ({error.strerror or error})") from None
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return Exported(folder, proof)
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
@@ -224,8 +229,8 @@ def _write_model(
     photos: Sequence[Photo],
 ) -> None:
     if to == "safetensors":
-        dtype = getattr(torch, precision)
-        save(dataclasses.replace(loaded, model=copy.deepcopy(loaded.model).to(dtype)), folder, overwrite=True)
+        with _reduced(graph, precision):
+            save(dataclasses.replace(loaded, model=graph.model), folder, overwrite=True)
         return
     example, shapes = _example(graph, loaded, fixed)
     path = folder / FILES[to]

@@ -109,6 +109,18 @@ def test_least_confident_first_with_box_and_heat(page: Any, tmp_path: Path) -> N
     assert "the file has no <b>bytes</b>" in page.locator(".fault").text_content()
 
 
+def test_the_confidence_of_a_photo_without_a_subject_is_that_of_its_best_box(page: Any, tmp_path: Path) -> None:
+    """ "No subject, 3 % confident" would read as its opposite."""
+    rows = [ok_row("empty.jpg", "none", 0.03), ok_row("sure.jpg", "subject", 0.9)]
+    page.goto(report(tmp_path / "run", rows))
+    assert page.locator(".card .sure").all_text_contents() == ["best box 3 %", "90 %"]
+    assert "No subject, best box 3 % likely" in page.locator(".open").first.get_attribute("aria-label")
+    page.locator(".open").first.click()
+    assert page.locator("#verdict .sure").text_content() == "best box 3 % likely"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#verdict .sure").text_content() == "90 % confident"
+
+
 def test_each_of_several_boxes_has_its_confidence(page: Any, tmp_path: Path) -> None:
     boxes = [BOX | {"confidence": 0.92}, BOX | {"confidence": 0.0005}]
     rows = [ok_row("two.jpg", "subject", 0.92) | {"boxes": boxes}, ok_row("one.jpg", "subject", 0.95)]
