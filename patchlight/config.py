@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from patchlight.errors import PatchlightError
-from patchlight.json_config import JsonConfig, as_tuple, check_names, check_types, default_of, field_names, require
+from patchlight.json_config import (
+    JsonConfig,
+    as_tuple,
+    check_names,
+    check_types,
+    default_of,
+    field_names,
+    form_sizes,
+    require,
+)
 
 Size = tuple[int, int]
 """(height, width), in pixels or in patches."""
@@ -30,6 +39,41 @@ class ArchitectureConfig(JsonConfig):
     """Its name in JSON."""
     title = ""
     """Its name for people."""
+    made_for_its_size = True
+    """Whether some of its weights belong to images of `image_size`."""
+    exports_any_size = True
+    """Whether one exported graph takes images of every size."""
+
+    image_size: Size
+    patch_size: Size
+
+    def grid_for(self, image_size: Size) -> Size:
+        """Patches (down, across) that come out, of an image of this size."""
+        raise NotImplementedError
+
+    @property
+    def grid(self) -> Size:
+        """Patches (down, across) of an image of the configured size."""
+        return self.grid_for(self.image_size)
+
+    @property
+    def first_grid(self) -> Size:
+        """Patches (down, across) that enter the first block."""
+        return self.grid
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens in front of the patches."""
+        return 0
+
+    def patch_pixels(self, image_size: Size) -> tuple[float, float]:
+        """(height, width) of a patch that comes out, in an image of this size."""
+        return float(self.patch_size[0]), float(self.patch_size[1])
+
+    @property
+    def size_step(self) -> Size:
+        """The sides of exported images are multiples of it."""
+        return self.patch_size
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the architecture's name beside the settings."""
@@ -85,6 +129,12 @@ class ViTConfig(ArchitectureConfig):
     norm_eps: float = 1e-6
     layer_scale: float | None = None  # first value of the learned scale on each residual branch; None: no scale
     drop_path: float = 0.0  # stochastic depth: the rate in the last block, growing linearly from 0 in the first
+    # In training alone, where the paper has it: after every matrix but those of queries, keys and values, and after the
+    # positions were added.
+    dropout: float = 0.0
+    # How fresh weights are drawn: all alike, cut off at two deviations (as most ViTs); as timm draws them by default;
+    # or as the paper's JAX code does. See models/fresh.py.
+    init: Literal["vit", "timm", "jax"] = "vit"
 
     # The tokens in front of the patches, in this order: class, distillation, registers.
     class_token: bool = True
@@ -115,12 +165,11 @@ class ViTConfig(ArchitectureConfig):
     # Normalise every token, or only what pooling leaves, or neither (what CLIP's classifiers read in transformers).
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     head_hidden: int = 0  # width of the head's tanh layer (the original's pre-training head); 0: a linear head
+    patch_boxes: bool = False  # each patch says where its object ends, see models/patch_boxes.py
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "patch_size", "rope_grid"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value, value) if type(value) is int else as_tuple(value))
+        form_sizes(self, "image_size", "patch_size", "rope_grid")
         object.__setattr__(self, "resnet", as_tuple(self.resnet))
         check_types(self)
         self._check_numbers()
@@ -144,7 +193,8 @@ class ViTConfig(ArchitectureConfig):
             require(not value or min(value) > 0, f"{name}={value} must be more than 0")
         for name in ("num_registers", "head_hidden", "num_classes"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be 0 or more")
-        require(0 <= self.drop_path < 1, f"drop_path={self.drop_path} must lie in [0, 1)")
+        for name in ("drop_path", "dropout"):
+            require(0 <= getattr(self, name) < 1, f"{name}={getattr(self, name)} must lie in [0, 1)")
         if self.width % self.num_heads:
             fewer = next(n for n in range(min(self.num_heads, self.width), 0, -1) if self.width % n == 0)
             raise PatchlightError(
@@ -159,6 +209,10 @@ class ViTConfig(ArchitectureConfig):
         self.grid_for(self.image_size)
 
     def _check_contradictions(self) -> None:
+        require(
+            not self.patch_boxes or self.depth > 1,
+            "patch_boxes=True reads what enters the last block; depth must be 2 or more",
+        )
         require(
             self.resnet is None or self.stem == "patchify",
             f"resnet={self.resnet} and stem={self.stem!r} are two stems; leave one of them out",
@@ -257,16 +311,6 @@ class ViTConfig(ArchitectureConfig):
         """Rows of the learned position table that belong to prefix tokens; they come first."""
         return {"all": self.num_prefix, "class": 1, "none": 0}[self.prefix_positions]
 
-    @property
-    def grid(self) -> Size:
-        """Patches (down, across) of an image of the configured size."""
-        return self.grid_for(self.image_size)
-
-    @property
-    def first_grid(self) -> Size:
-        """Patches (down, across) that enter the first block."""
-        return self.grid
-
     def grid_for(self, image_size: Size) -> Size:
         """Patches (down, across) that an image of this size becomes; raises where `uneven_size` forbids it."""
         (height, width), (down, across) = image_size, self.patch_size
@@ -286,6 +330,13 @@ class ViTConfig(ArchitectureConfig):
     def encoder_in_words(self) -> str:
         """What stands between the image and the head, for cards."""
         return f"{self.depth} blocks, {self.width} wide, {self.num_heads} heads, {self.position} positions"
+
+    def patch_pixels(self, image_size: Size) -> tuple[float, float]:
+        """(height, width) of a patch in an image of this size; `uneven_size="resize"` rescales the image."""
+        if self.uneven_size != "resize":
+            return ArchitectureConfig.patch_pixels(self, image_size)
+        grid = self.grid_for(image_size)
+        return image_size[0] / grid[0], image_size[1] / grid[1]
 
     @property
     def token_width(self) -> int:
@@ -323,9 +374,7 @@ class PreprocessConfig(JsonConfig):
     std: Colour = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "resize_size"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value, value) if type(value) is int else as_tuple(value))
+        form_sizes(self, "image_size", "resize_size")
         for name in ("mean", "std"):
             object.__setattr__(self, name, as_tuple(getattr(self, name)))
         check_types(self)
@@ -403,7 +452,7 @@ class PreprocessConfig(JsonConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration(JsonConfig):
-    """How far a model's boxes can be trusted, fitted on photos whose boxes are known (benchmarks/localize.py).
+    """How far a model's boxes can be trusted, fitted on photos whose boxes are known (benchmarks/subjects.py).
 
     confidence = sigmoid(bias + the sum of weight * measure), see `localize.decide.Measures`: that the box overlaps the
     subject's by half or more.
@@ -417,15 +466,31 @@ class Calibration(JsonConfig):
     others: float = 0.0
     size: float = 0.0
     touching: float = 0.0
+    fit: float = 0.0
     sure: float = 0.5  # the least confidence of an answer "subject"
     nothing: float = 0.0  # with less than this there is nothing in the photo
+    # For the boxes beside a photo's first one, fitted on photos of which all objects are known; from its `sure` on they
+    # are subjects, too. None: as the first.
+    further: "Calibration | None" = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.further, dict):  # as JSON holds it
+            object.__setattr__(self, "further", Calibration.from_dict(self.further))
         check_types(self)
+        require(
+            self.further is None or self.further.further is None,
+            "the calibration in `further` cannot have a `further` itself",
+        )
         require(
             0 <= self.nothing <= self.sure <= 1,
             f"nothing={self.nothing} and sure={self.sure} must be confidences from 0 to 1, the first not the larger",
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `further` is an object of its own, and left out where there is none."""
+        values = JsonConfig.to_dict(self)
+        del values["further"]
+        return values if self.further is None else values | {"further": self.further.to_dict()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,6 +3,7 @@
 Both work in stages: each halves the grid of the one before it and is wider. Nothing here imports torch.
 """
 
+import itertools
 import json
 import math
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal, overload
 
 from patchlight.config import ArchitectureConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.json_config import check_names, check_types, require
+from patchlight.json_config import as_tuple, check_names, check_types, form_sizes, require
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
 ConvNeXtName = Literal[
@@ -25,23 +26,16 @@ ConvNeXtName = Literal[
 ]
 
 
-class _Staged(ArchitectureConfig):
+class StagedConfig(ArchitectureConfig):
     """What configs of models with stages share."""
 
     __slots__ = ()
-    image_size: Size
-    patch_size: Size
     depths: tuple[int, ...]
 
     @property
     def depth(self) -> int:
         """Blocks of all stages."""
         return sum(self.depths)
-
-    @property
-    def num_prefix(self) -> int:
-        """Tokens in front of the patches: none."""
-        return 0
 
     @property
     def stage_starts(self) -> tuple[int, ...]:
@@ -71,18 +65,19 @@ class _Staged(ArchitectureConfig):
         return self.stage_grids(image_size)[-1]
 
     @property
-    def grid(self) -> Size:
-        return self.grid_for(self.image_size)
-
-    @property
     def first_grid(self) -> Size:
-        """Patches (down, across) that enter the first block."""
         return self.stage_grids(self.image_size)[0]
 
-    def patch_pixels(self, stage: int = -1) -> tuple[float, float]:
-        """(height, width) in the image of one patch of a stage."""
+    def patch_pixels(self, image_size: Size, stage: int = -1) -> tuple[float, float]:
+        """(height, width) in the image of one patch of a stage; the same for images of every size."""
         times = 2 ** (stage % len(self.depths))
         return float(self.patch_size[0] * times), float(self.patch_size[1] * times)
+
+    @property
+    def size_step(self) -> Size:
+        """The sides of exported images are multiples of it: patches of the last stage."""
+        times = 2 ** (len(self.depths) - 1)
+        return self.patch_size[0] * times, self.patch_size[1] * times
 
     @property
     def _stages_in_words(self) -> str:
@@ -106,10 +101,9 @@ class _Staged(ArchitectureConfig):
 
     def _check(self, *, pairs: tuple[str, ...], stages: tuple[str, ...], positive: tuple[str, ...]) -> None:
         """Bring sizes into their form, and refuse what cannot be."""
-        for name in (*pairs, *stages):
-            value = getattr(self, name)
-            square = (value, value) if name in pairs and type(value) is int else value
-            object.__setattr__(self, name, tuple(square) if isinstance(square, list) else square)
+        form_sizes(self, *pairs)
+        for name in stages:
+            object.__setattr__(self, name, as_tuple(getattr(self, name)))
         check_types(self, skip=stages)
         for name in stages:
             value = getattr(self, name)
@@ -133,7 +127,7 @@ class _Staged(ArchitectureConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SwinConfig(_Staged):
+class SwinConfig(StagedConfig):
     """A Swin Transformer (Liu et al. 2021, arXiv:2103.14030): attention in windows that are shifted every other block.
 
     It takes images of any size. Each stage is twice as wide as the one before it. With `v2` it is the second version
@@ -142,6 +136,7 @@ class SwinConfig(_Staged):
 
     architecture = "swin"
     title = "Swin Transformer"
+    exports_any_size = False
 
     image_size: Size = (224, 224)
     patch_size: Size = (4, 4)
@@ -170,8 +165,7 @@ class SwinConfig(_Staged):
     num_classes: int = 1000  # 0: no head, forward gives the pooled features
 
     def __post_init__(self) -> None:
-        if isinstance(self.measuring_windows, list):
-            object.__setattr__(self, "measuring_windows", tuple(self.measuring_windows))
+        object.__setattr__(self, "measuring_windows", as_tuple(self.measuring_windows))
         require(
             self.measuring_windows is None or (self.v2 and len(self.measuring_windows) == len(self.depths)),
             f"measuring_windows={self.measuring_windows} goes with v2=True, one number a stage",
@@ -220,7 +214,7 @@ class SwinConfig(_Staged):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConvNeXtConfig(_Staged):
+class ConvNeXtConfig(StagedConfig):
     """A ConvNeXt (Liu et al. 2022, arXiv:2201.03545), or with `grn` its second version (arXiv:2301.00808).
 
     It takes images of any size; rows and columns that its strides do not divide are left out, as by any convolution.
@@ -228,6 +222,7 @@ class ConvNeXtConfig(_Staged):
 
     architecture = "convnext"
     title = "ConvNeXt"
+    made_for_its_size = False
 
     image_size: Size = (224, 224)
     patch_size: Size = (4, 4)  # of the first convolution
@@ -313,6 +308,10 @@ CONVNEXT_SIZES |= {
 }
 
 
+SIZES = {SwinConfig.architecture: SWIN_SIZES, ConvNeXtConfig.architecture: CONVNEXT_SIZES}
+"""The names that the literature has for models of an architecture, and their settings."""
+
+
 @overload  # the names of the others are text, too: the first that fits is taken
 def variant(name: SwinName, **changes: Any) -> SwinConfig: ...
 
@@ -331,15 +330,14 @@ def variant(name: str, **changes: Any) -> ModelConfig:
     A ViT's name is a size and a patch such as "B/16"; the others are "swin-T" to "swin-L", "swinv2-T" to
     "swinv2-B" (256 pixels, windows of 8), "convnext-T" to "convnext-XL" and "convnextv2-T" to "convnextv2-L".
     """
-    if str(name) in SWIN_SIZES:  # a list could not be looked up
-        return SwinConfig(**SWIN_SIZES[name] | changes)
-    if str(name) in CONVNEXT_SIZES:
-        return ConvNeXtConfig(**CONVNEXT_SIZES[name] | changes)
+    for architecture, sizes in SIZES.items():
+        if str(name) in sizes:  # a list could not be looked up
+            return CONFIGS[architecture](**sizes[name] | changes)
     size, slash, patch = str(name).partition("/")
     require(
         size in VIT_SIZES and bool(slash) and patch.isascii() and patch.isdigit() and int(patch) > 0,
         f"unknown variant {name!r}; write SIZE/PATCH such as 'S/16', with SIZE one of {', '.join(VIT_SIZES)}; or one "
-        f"of {', '.join((*SWIN_SIZES, *CONVNEXT_SIZES))}",
+        f"of {', '.join(itertools.chain(*SIZES.values()))}",
     )
     check_names(ViTConfig, changes)
     asked_patch = changes.pop("patch_size", int(patch))
@@ -354,7 +352,7 @@ def variant(name: str, **changes: Any) -> ModelConfig:
 
 def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     """The config that `to_dict` gave, of the architecture that it names; a plain ViT's where it names none."""
-    architecture = values.get("architecture", "vit")
+    architecture = values.get("architecture", ViTConfig.architecture)
     require(
         isinstance(architecture, str) and architecture in CONFIGS,
         f"architecture={architecture!r} is not known; it is one of {', '.join(CONFIGS)}",

@@ -73,7 +73,7 @@ def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return isinstance(value, str) and value in arguments
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):  # the second of Literal[...] | None
         return any(_fits(value, argument) for argument in arguments)
     if origin is tuple and arguments[-1] is Ellipsis:
         return type(value) is tuple and all(_fits(each, arguments[0]) for each in value)
@@ -87,7 +87,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def _spell(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(hint)))
-    if typing.get_origin(hint) is types.UnionType:
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(map(_spell, typing.get_args(hint)))
     if typing.get_args(hint)[-1:] == (Ellipsis,):
         return "several numbers"
@@ -103,6 +103,13 @@ def _spell(hint: Any) -> str:
 
 def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def form_sizes(config: Any, *names: str) -> None:
+    """Bring sizes into their form, (height, width): one number stands for a square, and JSON has lists."""
+    for name in names:
+        value = getattr(config, name)
+        object.__setattr__(config, name, (value, value) if type(value) is int else as_tuple(value))
 
 
 def field_names(config_type: type) -> list[str]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchlight.config import ViTConfig
+from patchlight.models.mlp import make_dropout
 from patchlight.models.positions import MixedRotaryPositions, RelativeBias, RelativeMLP, rotate
 from patchlight.models.token_geometry import TokenGeometry
 
@@ -50,7 +51,7 @@ class Heads(NamedTuple):
     out_BANE: Tensor
 
     def rows(self, queries: Sequence[int] | slice | Tensor | None = None) -> Tensor:
-        """The softmax rows of the asked-for queries, which the fused kernel used and forgot: attn_BAQN, in float32."""
+        """Recompute the softmax rows of these queries, which fused kernels do not return: attn_BAQN, float32."""
         queries = slice(None) if queries is None else queries
         with torch.autocast(self.q_BANE.device.type, enabled=False):
             scores_BAQN = _products(self.q_BANE[:, :, queries], self.k_BANE) * self.q_BANE.shape[-1] ** -0.5
@@ -83,9 +84,10 @@ class Attention(nn.Module):
         self.rope = MixedRotaryPositions(config) if config.position == "rope_mixed" else None
         self.norm = nn.LayerNorm(config.width, config.norm_eps) if config.inner_norm == "both" else nn.Identity()
         self.out = nn.Linear(config.width, config.width)
+        self.dropout = make_dropout(config)
 
     def forward(self, x_BND: Tensor, geometry: TokenGeometry, heads: list[Heads] | None = None) -> Tensor:
-        """The tokens' answers, x_BND; what the heads did is added to the list, where one is given."""
+        """x_BND -> x_BND; the heads' tensors are appended to the list, if one is given."""
         q_BANE, k_BANE, v_BANE = self.project(x_BND, geometry)
         mask = self.mask(geometry, q_BANE.dtype)
         out_BANE = attend(q_BANE, k_BANE, v_BANE, mask)
@@ -94,8 +96,8 @@ class Attention(nn.Module):
         return self.merged(out_BANE)
 
     def merged(self, out_BANE: Tensor) -> Tensor:
-        """The heads' answers to tokens, all of them or some, as one: x_BND."""
-        return self.out(self.norm(out_BANE.transpose(1, 2).flatten(2)))
+        """Join the heads' outputs for all or some tokens and apply the output projection: x_BND."""
+        return self.dropout(self.out(self.norm(out_BANE.transpose(1, 2).flatten(2))))
 
     def project(self, x_BND: Tensor, geometry: TokenGeometry) -> tuple[Tensor, Tensor, Tensor]:
         """Each head's queries, keys and values (B, A, N, E), as the attention uses them."""

@@ -29,7 +29,7 @@ class Residual(nn.Module):
         self.register_buffer("drop_path", rate, persistent=False)
 
     def reset_parameters(self) -> None:
-        """The scale at its first value, where there is one."""
+        """Set the scale, if there is one, to its initial value."""
         if self.scale is not None and self.initial_scale is not None:
             nn.init.constant_(self.scale, self.initial_scale)
 
@@ -45,13 +45,22 @@ class Residual(nn.Module):
         return x + branch
 
 
+def check_config(config: object, kind: type, example: str) -> None:
+    """Refuse what is not the config of this kind of model; `example` is a name of `variant` that makes one."""
+    if not isinstance(config, kind):
+        model = kind.__name__.removesuffix("Config")
+        raise PatchlightError(
+            f"{model} takes a {kind.__name__}, not {config!r:.80}; patchlight.variant({example!r}) makes one"
+        )
+
+
 def drop_rates(most: float, depth: int) -> list[float]:
-    """Of each block: from 0 in the first, growing linearly to `most` in the last."""
+    """Drop rate of each block: linear from 0 in the first to `most` in the last."""
     return [most * index / max(1, depth - 1) for index in range(depth)]
 
 
 def wanted_blocks(blocks: int | Sequence[int], depth: int) -> list[int]:
-    """The numbers of the blocks that were asked for, from 0; -1 is the last."""
+    """Block numbers from 0, with negative ones counted from the end."""
     asked = [blocks] if isinstance(blocks, int) else list(blocks)
     if not all(-depth <= index < depth for index in asked):
         raise PatchlightError(f"blocks={asked} reaches beyond the model's {depth} blocks")

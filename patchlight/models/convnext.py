@@ -14,16 +14,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchlight.config import PreprocessConfig
-from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
-from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
+from patchlight.models.blocks import Residual, check_config, drop_rates, wanted_blocks
 from patchlight.models.fresh import init_weights
 from patchlight.models.pooling import check_pooling
 from patchlight.models.stems import check_image
 
 
 class GlobalResponseNorm(nn.Module):
-    """Channels that respond to the image more than others do are raised, so that channels differ (ConvNeXt V2)."""
+    """Scale each channel by its response to the whole image, relative to the mean over channels (ConvNeXt V2)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -99,10 +98,7 @@ class ConvNeXt(nn.Module):
 
     def __init__(self, config: ConvNeXtConfig) -> None:
         super().__init__()
-        if not isinstance(config, ConvNeXtConfig):
-            raise PatchlightError(
-                f"ConvNeXt takes a ConvNeXtConfig, not {config!r:.80}; patchlight.variant('convnext-T') is one"
-            )
+        check_config(config, ConvNeXtConfig, "convnext-T")
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
@@ -147,9 +143,9 @@ class ConvNeXt(nn.Module):
         self.encode(image_BCHW, keep=after)
         return [after[index].permute(0, 3, 1, 2) if dense else after[index].flatten(1, 2) for index in wanted]
 
-    def attention_entries(self) -> int:
-        """Numbers in attention matrices: none."""
-        return 0
+    def attention_entries(self) -> tuple[int, ...]:
+        """Numbers in each block's attention matrices: none."""
+        return (0,) * self.config.depth
 
     def encode(self, image_BCHW: Tensor, keep: dict[int, Tensor] | None = None) -> Tensor:
         """The last stage's patches where they lie: x_BhwD. `keep` gets what comes out of the blocks that it has a place

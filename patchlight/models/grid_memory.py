@@ -45,7 +45,7 @@ class GridMemory:
         *,
         training: bool = False,
     ) -> Tensor:
-        """`compute()`, or what it gave the last time for this grid, device and state of the table."""
+        """The cached result for this grid, device and version of the table; else `compute()`."""
         if torch.compiler.is_compiling():
             return compute()
         state: tuple[object, ...] = ()

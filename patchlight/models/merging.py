@@ -26,13 +26,13 @@ from patchlight.models.vit import ViT, check_vit
 
 @dataclass(frozen=True)
 class Merged:
-    """Tokens of which some hold several patches."""
+    """Tokens after merging; some stand for several patches."""
 
     x_BnD: Tensor
     geometry: TokenGeometry
     """Of the n tokens; its grid is still that of all patches."""
     owner_BN: Tensor
-    """For each token of the image the one of the n that holds it now."""
+    """For each original token the index of the token that it was merged into."""
 
     def spread(self, values_Bn: Tensor | None = None) -> Tensor:
         """What the n tokens are, or have as `values_Bn...`, given to every token that they hold: (B, N, ...)."""

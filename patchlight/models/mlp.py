@@ -21,9 +21,11 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.width, config.mlp_width)
         self.norm = _inner_norm(config)
         self.down = nn.Linear(config.mlp_width, config.width)
+        self.dropout = make_dropout(config)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.down(self.norm(self.activation(self.up(x_BND))))
+        hidden_BNF = self.dropout(self.activation(self.up(x_BND)))
+        return self.dropout(self.down(self.norm(hidden_BNF)))
 
 
 class SwiGLU(nn.Module):
@@ -34,15 +36,21 @@ class SwiGLU(nn.Module):
         self.gate_and_up = nn.Linear(config.width, 2 * config.mlp_width)
         self.norm = _inner_norm(config)
         self.down = nn.Linear(config.mlp_width, config.width)
+        self.dropout = make_dropout(config)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         gate_BNF, up_BNF = self.gate_and_up(x_BND).chunk(2, -1)
-        return self.down(self.norm(F.silu(gate_BNF) * up_BNF))
+        return self.dropout(self.down(self.norm(self.dropout(F.silu(gate_BNF) * up_BNF))))
 
 
 def make_mlp(config: ViTConfig) -> MLP | SwiGLU:
     """The MLP that the config asks for."""
     return SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
+
+
+def make_dropout(config: ViTConfig) -> nn.Module:
+    """Nothing at all where the rate is zero, so that it costs nothing."""
+    return nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
 
 def _inner_norm(config: ViTConfig) -> nn.Module:

@@ -53,7 +53,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _packed(linear: nn.Linear) -> PackedLinear | None:
-    """None where it cannot be done, or does not give the same."""
+    """The packed layer, or None if packing fails or changes the result."""
     weight = linear.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return None

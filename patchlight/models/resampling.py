@@ -8,7 +8,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from patchlight.config import Size
+from patchlight.errors import PatchlightError
 from patchlight.models.token_geometry import is_same_grid
+
+WEIGHTS = ("antialiased", "plain", "linear")
+
+
+def resample_positions(
+    table_TD: Tensor, old: Size, new: Size, how: str = "antialiased", *, num_prefix: int = 0
+) -> Tensor:
+    """A learned table of positions for images of another size: (num_prefix + P, D) to (num_prefix + new P, D).
+
+    `old` and `new` are grids of patches (down, across). The first `num_prefix` rows belong to the class token and its
+    like, which lie nowhere, and stay as they are. `how` is "antialiased" (timm), "plain" (transformers) or "linear".
+    """
+    if how not in WEIGHTS:
+        raise PatchlightError(f"how={how!r} is not known; it is 'antialiased', 'plain' or 'linear'")
+    rows = num_prefix + old[0] * old[1]
+    if table_TD.ndim != 2 or len(table_TD) != rows:
+        raise PatchlightError(
+            f"a table of {tuple(table_TD.shape)} does not fit a grid of {old[0]}x{old[1]} with "
+            f"num_prefix={num_prefix}, which has {rows} rows; say how many of them belong to prefix tokens"
+        )
+    prefix_TD, patches_PD = table_TD.split([num_prefix, rows - num_prefix])
+    return torch.cat([prefix_TD, resample(patches_PD, old, new, how)])
 
 
 def resample(table_PD: Tensor, old: Size, new: Size, how: str = "antialiased") -> Tensor:

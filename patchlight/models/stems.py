@@ -178,7 +178,7 @@ def fit_to_patches(
 
 
 def check_image(image_BCHW: Tensor, channels: int) -> None:
-    """Refuse what is not a batch of images, with what would make it one."""
+    """Raise for anything but a batch of images, and say how to make it one."""
     if not isinstance(image_BCHW, Tensor):
         kind = type(image_BCHW).__name__
         raise PatchlightError(

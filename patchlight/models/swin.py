@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from patchlight.config import PreprocessConfig, Size
-from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.attention import attend
-from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
+from patchlight.models.blocks import Residual, check_config, drop_rates, wanted_blocks
 from patchlight.models.fresh import draw, init_weights
 from patchlight.models.pooling import check_pooling
 from patchlight.models.positions import log_offsets, relative_index
@@ -45,7 +44,7 @@ class Windows:
     shift: Size
     """By how many patches the windows lie further right and below; what that pushes out comes in at the other side."""
     index_nn: Tensor
-    """For each pair of patches in a window, the row of the table of relative positions."""
+    """For each pair of patches in a window, its row in the table of relative positions."""
     mask_Wnn: Tensor | None
     """Who may look at whom (row: who looks); None where all may."""
 
@@ -114,7 +113,7 @@ class WindowHeads(NamedTuple):
     out_BWAnE: Tensor
 
     def rows(self, windows: Tensor) -> Tensor:
-        """The softmax rows of some windows, which the fused kernel used and forgot: attn_BWAnn, in float32."""
+        """Recompute the softmax rows of some windows, which fused kernels do not return: attn_BWAnn, float32."""
         with torch.autocast(self.q_BWAnE.device.type, enabled=False):
             q_BWAnE, k_BWAnE = self.q_BWAnE[:, windows].float(), self.k_BWAnE[:, windows].float()
             bias_WAnn = self.bias_WAnn if len(self.bias_WAnn) == 1 else self.bias_WAnn[windows]
@@ -160,7 +159,7 @@ class ContinuousBias(nn.Module):
 
 
 class CosineScale(nn.Module):
-    """How sharply each head of Swin V2 tells directions apart: a learned factor on cosines, of at most 100."""
+    """A learned factor for each head on the cosines of queries and keys, at most 100 (Swin V2)."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -191,7 +190,7 @@ class WindowAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BWnD: Tensor, windows: Windows, heads: list[WindowHeads] | None = None) -> Tensor:
-        """The patches' answers, x_BWnD; what the heads did is added to the list, where one is given."""
+        """x_BWnD -> x_BWnD; the heads' tensors are appended to the list, if one is given."""
         qkv_BWn3AE = self.qkv(x_BWnD).unflatten(3, (3, self.num_heads, -1))
         q_BWAnE, k_BWAnE, v_BWAnE = qkv_BWn3AE.permute(3, 0, 1, 4, 2, 5).unbind(0)
         if self.cosine_scale is not None:
@@ -283,8 +282,7 @@ class Swin(nn.Module):
 
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
-        if not isinstance(config, SwinConfig):
-            raise PatchlightError(f"Swin takes a SwinConfig, not {config!r:.80}; patchlight.variant('swin-T') is one")
+        check_config(config, SwinConfig, "swin-T")
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
@@ -353,15 +351,15 @@ class Swin(nn.Module):
                 index += 1
         return self.norm(x_BhwD)
 
-    def attention_entries(self) -> int:
-        """Numbers in the attention matrices of all blocks, windows and heads, for an image of the config's size."""
-        config, entries = self.config, 0
+    def attention_entries(self) -> tuple[int, ...]:
+        """Numbers in each block's attention matrices, over all windows and heads, for an image of the config's size."""
+        config, entries = self.config, []
         for grid, depth, heads in zip(
             config.stage_grids(config.image_size), config.depths, config.num_heads, strict=True
         ):
             windows = lay_windows(config, grid, torch.device("meta"), shifted=False)
-            entries += depth * heads * math.prod(windows.padded) * math.prod(windows.window)
-        return entries
+            entries += [heads * math.prod(windows.padded) * math.prod(windows.window)] * depth
+        return tuple(entries)
 
     def _run(self, block: nn.Module, x_BhwD: Tensor, windows: Windows) -> Tensor:
         if self.checkpoint_blocks and torch.is_grad_enabled():

@@ -34,7 +34,7 @@ class TokenGeometry:
     segments_BN: Tensor | None = None
     """In rows that hold several images (packing.py) the one that each token is of: it attends to no other."""
     counts_BN: Tensor | None = None
-    """For how many tokens each one counts, where not all count for one (merging.py, video.py)."""
+    """Weight of each token in attention, if they differ (merging.py, video.py)."""
 
     @property
     def every_image_fills_the_grid(self) -> bool:

@@ -48,7 +48,7 @@ class VideoViT(nn.Module):
         return self.encode(clip_BFCHW)[0]
 
     def encode(self, clip_BFCHW: Tensor) -> tuple[Tensor, TokenGeometry]:
-        """As `tokens`, and what the blocks were told with them."""
+        """As `tokens`, with their geometry."""
         frames, channels = self.tubelet, self.vit.config.in_channels // self.tubelet
         if not isinstance(clip_BFCHW, Tensor):
             raise PatchlightError(

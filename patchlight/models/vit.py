@@ -1,5 +1,7 @@
 """The Vision Transformer, in one file that reads like the paper (Dosovitskiy et al. 2020, arXiv:2010.11929).
 
+The same in 60 lines and in the paper's own symbols is lessons/plain_vit.py; start there if this is your first.
+
 An image is cut into patches, each patch becomes a token, a class token is put in front, positions are added; blocks
 of attention and MLP read and rewrite the tokens; the class token, or the mean of the patches, is classified. The two
 halves of a block are next door: `attention.py` and `mlp.py`.
@@ -20,9 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.attention import Attention, Heads
-from patchlight.models.blocks import Residual, drop_rates, wanted_blocks
-from patchlight.models.fresh import draw, init_weights
-from patchlight.models.mlp import make_mlp
+from patchlight.models.blocks import Residual, check_config, drop_rates, wanted_blocks
+from patchlight.models.fresh import draw, init_as, init_weights
+from patchlight.models.mlp import make_dropout, make_mlp
+from patchlight.models.patch_boxes import PatchBoxes
 from patchlight.models.pooling import AttentionPool, pool
 from patchlight.models.positions import LearnedPositions, RotaryPositions, SincosPositions, relative_index
 from patchlight.models.stems import STEMS, ConvTokenizer, fit_to_patches
@@ -58,7 +61,7 @@ class Block(nn.Module):
         return self.attn(self.norm1(x_BND), geometry, heads)
 
     def mlp_branch(self, x_BND: Tensor) -> Tensor:
-        """In which no token sees another."""
+        """The MLP's branch, which works on each token alone."""
         return self.norm2(self.mlp(x_BND)) if self.norms_after else self.mlp(self.norm2(x_BND))
 
 
@@ -75,7 +78,7 @@ class Head(nn.Module):
 
 
 def make_positions(config: ViTConfig) -> LearnedPositions | SincosPositions | None:
-    """The positions that are added to the patches; None where attention is told them instead, or nobody is."""
+    """The positions that are added to the patches; None if attention gets them instead, or there are none."""
     if config.has_position_table:
         return LearnedPositions(config)
     return SincosPositions(config) if config.position == "sincos2d" else None
@@ -91,8 +94,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        if not isinstance(config, ViTConfig):
-            raise PatchlightError(f"ViT takes a ViTConfig, not {config!r:.80}; patchlight.variant('B/16') makes one")
+        check_config(config, ViTConfig, "B/16")
         self.config = config
         self.checkpoint_blocks = False
         """Recompute each block in the backward pass instead of keeping its activations: less memory, more time."""
@@ -108,6 +110,7 @@ class ViT(nn.Module):
         self.registers = learned_tokens(config.num_registers)
         self.positions = make_positions(config)
         self.rope = RotaryPositions(config) if config.position == "rope2d" else None
+        self.dropout = make_dropout(config)
         self.embed_norm = nn.LayerNorm(config.width, config.norm_eps) if config.embed_norm else nn.Identity()
 
         self.blocks = nn.ModuleList(Block(config, rate) for rate in drop_rates(config.drop_path, config.depth))
@@ -117,6 +120,8 @@ class ViT(nn.Module):
         self.attention_pool = AttentionPool(config) if config.pooling == "attention" else None
         self.head = Head(config) if config.num_classes else None
         self.distill_head = Head(config) if config.num_classes and config.distill_token else None
+        self.patch_boxes = PatchBoxes(config) if config.patch_boxes else None
+        """Read by `localizing` alone: nothing that `forward` gives depends on it."""
         self.init_weights()
 
     def forward(self, image_BCHW: Tensor, sizes: Sequence[Size] | None = None) -> Tensor:
@@ -195,7 +200,7 @@ class ViT(nn.Module):
         image_BCHW = image_BCHW.to(self.patch_embed.dtype)  # float32 images are welcome in a bfloat16 model
         geometry = self._lay_tokens(image_BCHW, grids)
         x_BPD = self._with_positions(self.patch_embed(image_BCHW, grids), geometry)
-        return self.embed_norm(self._with_prefix(x_BPD)), geometry
+        return self.embed_norm(self.dropout(self._with_prefix(x_BPD))), geometry
 
     def _with_positions(self, x_BPD: Tensor, geometry: TokenGeometry) -> Tensor:
         """The patches with their rows of E_pos, where positions are added and not told to attention."""
@@ -253,13 +258,13 @@ class ViT(nn.Module):
     def _norm_pooled(self, features: Tensor) -> Tensor:
         return self.norm(features) if self.config.final_norm == "pooled" else features
 
-    def attention_entries(self) -> int:
-        """Numbers in the attention matrices of all blocks and heads, for an image of the config's size."""
+    def attention_entries(self) -> tuple[int, ...]:
+        """Numbers in each block's attention matrices, over all heads, for an image of the config's size."""
         tokens = self.config.num_prefix + math.prod(self.config.grid)
-        return self.config.depth * self.config.num_heads * tokens**2
+        return (self.config.num_heads * tokens**2,) * self.config.depth
 
     def set_pooling(self, pooling: Pooling, head: Literal["keep", "drop"] | None = None) -> None:
-        """Pool otherwise from now on. A head fits the pooling it was made for, so say whether to keep or drop it."""
+        """Change the pooling. A head fits the pooling that it was trained with, so say whether to keep or drop it."""
         if pooling == "attention" and self.attention_pool is None:
             raise PatchlightError("pooling='attention' has weights of its own; make the model with it")
         config = dataclasses.replace(self.config, pooling=pooling)
@@ -277,11 +282,12 @@ class ViT(nn.Module):
             self.attention_pool = None
 
     def init_weights(self, *, zero_head: bool = False) -> None:
-        """Draw fresh weights, as ViTs are usually started.
+        """Draw fresh weights, as the config's `init` says.
 
-        Weights, tokens and position tables: normal with deviation 0.02, cut off at two deviations. Biases: zero.
-        Norms: scale one, shift zero. A convolutional stem: as it says itself. `zero_head`: the classifier's last layer
-        starts at zero too, so that the first predictions are uniform (the original does this for fine-tuning).
+        "vit", as ViTs are usually started. Weights, tokens and position tables: normal with deviation 0.02, cut off at
+        two deviations. Biases: zero. Norms: scale one, shift zero. A convolutional stem: as it says itself. "timm" and
+        "jax": see `fresh.init_as`. `zero_head`: the classifier's last layer starts at zero too, so that the first
+        predictions are uniform (the original does this for fine-tuning, and "jax" always).
         """
         init_weights(self)
         if self.norm.weight.is_meta:  # shapes without memory: nothing more to draw
@@ -291,12 +297,14 @@ class ViT(nn.Module):
         for tokens in (self.class_token, self.distill_token, self.registers):
             if tokens is not None:
                 draw(tokens)
+        if self.config.init != "vit":
+            init_as(self.config.init, self)
         for head in (self.head, self.distill_head):
-            if zero_head and head is not None:
+            if (zero_head or self.config.init == "jax") and head is not None:
                 nn.init.zeros_(head.out.weight)
 
 
 def check_vit(vit: ViT, who: str) -> None:
-    """Refuse what is not a ViT, in the name of what takes nothing else."""
+    """Raise if it is not a ViT; `who` is the function that needs one."""
     if not isinstance(vit, ViT):
         raise PatchlightError(f"{who} takes a ViT, not a {type(vit).__name__}; of what `load` gives, its .model")

@@ -23,25 +23,32 @@ from patchlight.files import open_table
 
 UNKNOWN = "unknown"
 
+EMPTY = "empty"
+"""The group of classes that show nothing: a photo of it is `none`."""
+
+MOVING = ("animal", "person", "vehicle")
+"""Groups of what comes and goes."""
+
 SURE = 0.5
-"""The least share of the probability that a group or a name is said with: no two can have more."""
+"""The least share of the probability that a group or a name is said with, where nothing was measured: no two can have
+more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a model calls a photo."""
+    """The group and name that a model gives a photo."""
 
     group: str | None
-    """Of the classes that have at least half of the probability together; "unknown" where no group has, None where
-    the model has none."""
+    """Of the classes that have enough of the probability together, see `Groups`; "unknown" where no group has, None
+    where the model has none."""
     group_confidence: float | None
-    """Their summed probability; None where the group is unknown."""
+    """Summed probability of the group's classes; None if the group is unknown."""
     label: str | None
-    """The finest name with at least half of the probability: a class in words, or a part of the group, "bird"."""
+    """The finest name with enough of the probability: a class in words, or a part of the group, "bird"."""
     label_confidence: float | None
 
     def words(self) -> list[str]:
-        """For people: "animal 97.1%, bird 95.0%;"."""
+        """As text: "animal 97.1%, bird 95.0%;"."""
         group = self.group or UNKNOWN
         if self.group_confidence is not None:
             group += f" {self.group_confidence:.1%}"
@@ -63,8 +70,17 @@ class Groups:
     labels: tuple[str, ...]
     paths: tuple[str, ...]
     """One a label, such as "animal/bird"; "unknown" where it is not known. Where all are, photos have labels alone."""
+    group_from: float = SURE
+    """The least probability that a group is said with; measured ones are right 9 times of 10 from there on."""
+    label_from: float = SURE
+    """The least probability at which a name (a part of the group, or a class) is given."""
 
     def __post_init__(self) -> None:
+        if not SURE <= self.group_from <= self.label_from <= 1:  # else a name could be said without its group
+            raise PatchlightError(
+                f"group_from={self.group_from} and label_from={self.label_from} must be probabilities from {SURE} to "
+                "1, the first not the larger"
+            )
         if len(self.paths) != len(self.labels):
             raise PatchlightError(f"{len(self.paths)} groups were given for {len(self.labels)} classes")
         for path in self.paths:
@@ -72,7 +88,7 @@ class Groups:
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """The labels as people say them, see `in_words`; as they are where there are no groups."""
+        """The labels in readable form, see `in_words`; unchanged if there are no groups."""
         return in_words(self.labels, self.paths) if self.nodes else self.labels
 
     @functools.cached_property
@@ -88,13 +104,23 @@ class Groups:
 
     @functools.cached_property
     def _member_KG(self) -> Tensor:
-        """1 where a class belongs to a node."""
+        """1 where class k belongs to node g, else 0."""
         rows = [[path == node or path.startswith(f"{node}/") for node in self.nodes] for path in self.paths]
         return torch.tensor(rows, dtype=torch.float32).reshape(len(self.paths), len(self.nodes))
 
     def fingerprint(self) -> str:
         """Differs for other labels or groups."""
-        return hashlib.sha256(json.dumps([self.labels, self.paths]).encode()).hexdigest()[:16]
+        parts = [self.labels, self.paths, *([self.group_from, self.label_from] if self.is_measured else [])]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    @property
+    def is_measured(self) -> bool:
+        return (self.group_from, self.label_from) != (SURE, SURE)
+
+    @property
+    def said_from(self) -> dict[str, float]:
+        """The two thresholds, as written to config.json."""
+        return {"group": self.group_from, "label": self.label_from}
 
     def sums(self, logits_BK: Tensor) -> Tensor:
         """The summed probability of each node: sums_BG, float32, on the logits' device."""
@@ -104,7 +130,7 @@ class Groups:
         return shares_BK @ self._member_KG.to(shares_BK.device)
 
     def named(self, logits_BK: Tensor) -> list[Named]:
-        """What these logits say of each photo."""
+        """The group and name of each photo, from its logits."""
         shares_BK = logits_BK.float().softmax(1)
         sums_BG = self._sums(shares_BK)
         best_B, index_B = shares_BK.max(1)
@@ -115,12 +141,14 @@ class Groups:
 
     def _named(self, sums: dict[str, float], best: float, words: str) -> Named:
         # A part has no more than its group, so that what is sure is one path; sorted, it ends with the finest.
-        sure = [node for node in self.nodes if sums[node] >= SURE]
-        top = next((node for node in sure if "/" not in node), None)
+        top = next((node for node in self.names if sums[node] >= self.group_from), None)
+        sure = [node for node in self.nodes if sums[node] >= self.label_from]
         fine = [node for node in sure if top is not None and node.startswith(f"{top}/")]
         name, confidence = (fine[-1].rpartition("/")[2], sums[fine[-1]]) if fine else (None, None)
-        if best >= SURE:
+        if best >= self.label_from:
             name, confidence = words, best
+        if name == top:  # the class of all that is a person, say, and no finer than the group
+            name, confidence = None, None
         return Named(
             group=top or (UNKNOWN if self.nodes else None),
             group_confidence=None if top is None else min(1.0, sums[top]),
@@ -168,8 +196,20 @@ def read_groups(path: str | Path, labels: Sequence[str]) -> Groups:
     return Groups(tuple(labels), tuple(paths))
 
 
+def groups_by_name(labels: Sequence[str]) -> Groups | None:
+    """The groups of classes that are called like one: person, vehicle, animal, empty.
+
+    Beside `empty`, classes that are called otherwise are of the group "unknown"; without it there are none then.
+    """
+    own = [label.strip().lower() for label in labels]
+    paths = tuple(name if name in (*MOVING, EMPTY) else UNKNOWN for name in own)
+    if (UNKNOWN in paths and EMPTY not in paths) or len(set(own)) < len(own):
+        return None
+    return Groups(tuple(labels), paths)
+
+
 def gaps_of(path: str | Path, labels: Sequence[str]) -> list[str]:
-    """What a table and these labels do not have in common, a line each: more often a slip of the pen than meant so."""
+    """A line for each row without labels and each label without a row, most of which are typing mistakes."""
     patterns = [pattern for pattern, _ in _read_table(Path(path))]
     without = [label for label in labels if not any(_fits(label, each) for each in patterns)]
     idle = [each for each in patterns if not any(_fits(label, each) for label in labels)]

@@ -51,7 +51,7 @@ def fetch(name: str, revision: str | None = None, *, configs_only: bool = False)
         ) from None
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{at}: the hub could not be asked ({reason})") from None
+        raise CheckpointError(f"{at}: the hub answered with an error ({reason})") from None
     return folder
 
 

@@ -6,33 +6,33 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Protocol, Self, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
+from patchlight.config import PreprocessConfig, SubjectHeat
 from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError, PatchlightWarning, and_more
-from patchlight.families import CONFIGS, ConvNeXtConfig, ModelConfig, SwinConfig, check_names_of_any
+from patchlight.families import ModelConfig, check_names_of_any
 from patchlight.images.decode import Photo, listed
 from patchlight.images.preprocess import PHOTO_CHANNELS, Preprocess, Transform, counted_channels
-from patchlight.json_config import check_names
+from patchlight.json_config import check_names, field_names
 from patchlight.models.families import Model, make_model
-from patchlight.models.resampling import resample
-from patchlight.models.stems import resize_projection
 from patchlight.weights.about import groups_of, labels_of, licence_of, own_preprocess_of, read_own_config, subject_of
-from patchlight.weights.convert import PROJECTIONS, State, convert, reorder_rope
-from patchlight.weights.convert_swin import fit_windows
-from patchlight.weights.find import find
+from patchlight.weights.convert import State, convert
+from patchlight.weights.families import family_of
+from patchlight.weights.family import Family, Reading, Recognised
+from patchlight.weights.find import find, identify
 from patchlight.weights.groups import UNKNOWN, Groups
-from patchlight.weights.inspect import Reading, Recognised, recognise
-from patchlight.weights.named import named
-from patchlight.weights.others import name_in, refuse_others
 from patchlight.weights.read import CheckpointError, check_finite, read_checkpoint
+from patchlight.weights.recognise import name_in, recognise, refuse_others
+from patchlight.weights.vit.names import PROJECTIONS
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,14 @@ class Provenance:
     origin: str
     path: Path
     licence: str | None
+    known_sha256: str | None = None
+    """Of weights that are not here, since they were exported."""
 
     @functools.cached_property
     def sha256(self) -> str:
         """Of the weights file (of the index, for shards); computed when first asked for."""
+        if self.known_sha256 is not None:
+            return self.known_sha256
         digest = hashlib.sha256()
         with self.path.open("rb") as file:
             while chunk := file.read(1 << 20):
@@ -55,6 +59,36 @@ class Provenance:
 
 
 Outputs = Literal["logits", "probabilities", "features"]
+
+
+class Runs(Protocol):
+    """A model that another engine computes: `deploy.engines.Engine`. Threads may share it."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def loaded(self) -> "Loaded":
+        """What functions that take a model take it for."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def label(self) -> str:
+        """For people: "openvino in bfloat16"."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that its numbers depend on, besides the weights."""
+
+    def __call__(self, images: Any) -> dict[str, npt.NDArray[np.float32]]: ...
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether it takes images of this shape, (B, C, H, W)."""
+
+    def shared_by(self, callers: int) -> Self:
+        """The same for so many threads that call it at once, each with a core for itself."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +100,20 @@ class Loaded:
     preprocess: Preprocess
     labels: tuple[str, ...] | None
     subject: SubjectHeat | None
-    """How it says where the subject is, if it was taught to."""
+    """How subjects are found with this model, if it was trained for that."""
     provenance: Provenance
     why: Mapping[str, str]
     """Where each setting of the config came from: shapes, config.json, the catalogue, a convention, or you."""
     notes: tuple[str, ...]
-    """What was left out, replaced, resampled or assumed."""
+    """What loading left out, replaced, resampled or assumed, one sentence each."""
     groups: Groups | None = None
     """What its classes have in common (animal, thing, ...), if it is known."""
+    engine: Runs | None = None
+    """What computes in the stead of `model`, whose weights may then be missing, see `load_engine`."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The labels, in people's words where the groups of the classes are known."""
+        """The labels, in readable form if the groups of the classes are known."""
         return self.labels if self.groups is None else self.groups.words
 
     @functools.cached_property
@@ -97,11 +133,12 @@ class Loaded:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.norm.weight.device
+        """Where the model's weights are; engines compute on the CPU."""
+        return torch.device("cpu") if self.engine is not None else self.model.norm.weight.device
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the model to a device, as torch does it: in place, and given back."""
+        """Move the model to a device in place, and return self, as torch's modules do."""
+        self.check_has_weights("to")
         self.model.to(resolve_device(device))
         return self
 
@@ -124,21 +161,48 @@ class Loaded:
             self.check_names_classes()
         if outputs == "logits" and not self.config.num_classes:
             raise PatchlightError(f"{self.provenance.source}: has no head, so it gives no logits; ask for 'features'")
+        self.check_outputs("features" if outputs == "features" else "logits")
         at_once, answers = 1 if self.device.type == "cpu" else batch_size, []
         with torch.inference_mode():
             for start in range(0, len(several), at_once):
                 images = [self.preprocess(photo)[0] for photo in several[start : start + at_once]]
                 # Without a crop photos stay of different sizes.
                 together = [torch.stack(images)] if len({image.shape for image in images}) == 1 else images
-                answers += [self._answer(image_BCHW, outputs) for image_BCHW in together]
+                answers += [self.answer(image_BCHW, outputs) for image_BCHW in together]
         answer_BK = torch.cat(answers)
         return answer_BK[0] if one else answer_BK
 
-    def _answer(self, image_BCHW: Tensor, outputs: Outputs) -> Tensor:
+    def answer(self, image_BCHW: Tensor, outputs: Outputs) -> Tensor:
+        """What the model, or the engine in its stead, says of images that are prepared: float32, on the CPU."""
         image_BCHW = image_BCHW if image_BCHW.ndim == 4 else image_BCHW[None]
-        image_BCHW = image_BCHW.to(self.device, self.model.norm.weight.dtype)
-        answer_BK = (self.model.features if outputs == "features" else self.model)(image_BCHW).float()
+        if self.engine is not None:
+            answer_BK = torch.from_numpy(
+                self.engine(image_BCHW.numpy())["features" if outputs == "features" else "logits"]
+            )
+        else:
+            image_BCHW = image_BCHW.to(self.device, self.model.norm.weight.dtype)
+            answer_BK = (self.model.features if outputs == "features" else self.model)(image_BCHW).float()
         return (answer_BK.softmax(1) if outputs == "probabilities" else answer_BK).cpu()
+
+    def check_outputs(self, *names: str) -> None:
+        """Refuse an exported model that does not give these outputs."""
+        if self.engine is None:
+            return
+        missing = [name for name in names if name not in self.engine.outputs]
+        if missing:
+            wanted = ",".join(dict.fromkeys((*self.engine.outputs, *missing)))
+            raise PatchlightError(
+                f"{self.engine.folder}: was exported without {' and '.join(missing)}; export it again with "
+                f"--outputs {wanted}"
+            )
+
+    def check_has_weights(self, who: str) -> None:
+        """Refuse an exported model, in the name of what needs the model itself."""
+        if self.engine is not None:
+            raise PatchlightError(
+                f"{self.engine.folder}: is an exported model, and {who} needs the model itself; load that, from "
+                f"{self.provenance.source}"
+            )
 
     def check_names_classes(self) -> None:
         """Refuse a model that has no classes to name."""
@@ -179,7 +243,8 @@ def load(
     _check_arguments(source, dtype, device, preprocess, weights)
     found = find(source, revision)
     tensors = read_checkpoint(found.weights)
-    said = named(found, tensors.timm, like)
+    said = identify(found, tensors.timm, like)
+    refuse_others([], said.config, str(source))
     try:
         encoder = recognise(tensors, str(source), weights)
     except CheckpointError as error:
@@ -188,7 +253,8 @@ def load(
         raise CheckpointError(f"{error}; {said.config_from} says {called!r}" if called else str(error)) from None
     refuse_others((encoder.prefix + key for key in encoder.shapes), found.config, str(source))
     del tensors  # from here on, what the encoder does not need can go
-    check_names(CONFIGS[encoder.origin.architecture], overrides)
+    family = encoder.family
+    check_names(family.config, overrides)
     with _naming(str(source), "a tensor is not what its name promises"):
         state, left_out = convert(encoder.state, encoder.origin)
     _check_finite(state, found.weights, str(source), weights)
@@ -205,17 +271,8 @@ def load(
         warnings.warn(f"{source}: {warning}", PatchlightWarning, stacklevel=2)
 
     with _naming(str(source), "an override cannot be"):
-        config = _target(reading.config, overrides, notes)
-    if isinstance(config, ViTConfig) and isinstance(reading.config, ViTConfig):
-        if encoder.origin.name == "timm" and config.is_rotary and config.rope_coordinates == "index":
-            state = reorder_rope(state, config)
-        if config.pooling != "attention" and "attention_pool.query" in state:
-            state = {key: value for key, value in state.items() if not key.startswith("attention_pool.")}
-            notes.append(f"left out its attention pooling, which is not read with pooling={config.pooling!r}")
-        _resize_patches(state, reading.config, config)
-        _resample_positions(state, reading.config, config)
-    elif isinstance(config, SwinConfig) and isinstance(reading.config, SwinConfig):
-        fit_windows(state, reading.config, config, notes, str(source))
+        config = _target(family, reading.config, overrides, notes)
+    state = family.fit(state, reading.config, config, encoder.origin, notes, str(source))
     with _naming(str(source), "its config.json asks for a model that cannot be made"), torch.device("meta"):
         model = make_model(config)
     _fill(model, state, reading.config, notes, strict=strict, source=str(source), dtype=dtype, device=device)
@@ -242,11 +299,14 @@ def load(
 
 
 def load_or_given(model: object, device: str | torch.device | None = None) -> Loaded:
-    """What a function's `model` stands for: what `load` gave, or else what it takes."""
+    """Load `model` if it is a name or a path; return it if it is what `load` or `load_engine` gave."""
     if isinstance(model, str | os.PathLike):
         return load(os.fspath(model), device="cpu" if device is None else device)
+    model = model if isinstance(model, Loaded) else getattr(model, "loaded", model)
     if not isinstance(model, Loaded):
         raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+    if device is not None and model.engine is not None and torch.device(device).type != "cpu":
+        raise PatchlightError(f"device={device}: {model.engine.folder} is an exported model, which runs on the CPU")
     if device is not None:
         asked, own = torch.device(device), model.device
         if asked.type != own.type or asked.index not in (None, own.index or 0):  # "cuda" is whichever it is on
@@ -255,9 +315,9 @@ def load_or_given(model: object, device: str | torch.device | None = None) -> Lo
 
 
 def _check_arguments(source: Any, dtype: Any, device: Any, preprocess: Any, weights: Any) -> None:
-    """Name a mistake in the call before any file is opened."""
+    """Raise for wrong arguments before any file is opened."""
     if not isinstance(source, str | Path) or not str(source):
-        raise CheckpointError(f"{source!r} is no source; give a path, a catalogue name, or hf:owner/name")
+        raise CheckpointError(f"{source!r} is not a source; give a path, a catalogue name, or hf:owner/name")
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise CheckpointError(f"dtype={dtype!r} is not a floating-point type such as torch.bfloat16")
     if preprocess is not None and not isinstance(preprocess, PreprocessConfig):
@@ -278,7 +338,7 @@ def _check_finite(state: State, file: Path, source: str, weights: str | None) ->
 
 @contextlib.contextmanager
 def _naming(source: str, what: str) -> Iterator[None]:
-    """Whatever a damaged checkpoint makes our own code trip over becomes one line that names the checkpoint."""
+    """Turn any error that a damaged checkpoint causes inside into one line that names the checkpoint."""
     try:
         yield
     except CheckpointError:
@@ -305,60 +365,19 @@ def _count(keys: list[str]) -> str:
     return f"{keys[0]}" if len(keys) == 1 else f"{len(keys)} tensors: {keys[0]}, ..."
 
 
-def _target(own: ModelConfig, overrides: Mapping[str, Any], notes: list[str]) -> ModelConfig:
-    """The checkpoint's config with what the caller wants otherwise, said in notes."""
-    if overrides.get("num_classes") == 0 and isinstance(own, ViTConfig):
+def _target(family: Family, own: ModelConfig, overrides: Mapping[str, Any], notes: list[str]) -> ModelConfig:
+    """The checkpoint's config with the caller's overrides; what changes is added to the notes."""
+    if overrides.get("num_classes") == 0 and "head_hidden" in field_names(family.config):
         overrides = {"head_hidden": 0, **overrides}
-    asked = dataclasses.replace(own, **overrides)
-    if isinstance(own, SwinConfig) and isinstance(asked, SwinConfig) and own.v2 and asked.measuring_windows is None:
-        windows = own.stage_windows()
-        if asked.stage_windows() != windows:  # offsets stay measured by those that the weights were trained with
-            asked = dataclasses.replace(asked, measuring_windows=tuple(max(window) for window in windows))
-    if isinstance(own, ViTConfig) and isinstance(asked, ViTConfig):
-        _note_resizing(own, asked, notes)
-    elif asked.patch_size != own.patch_size:
-        raise PatchlightError(f"patch_size={asked.patch_size}: only a ViT's patches can be resized")
+    asked = family.change_sizes(own, dataclasses.replace(own, **overrides), notes)
     if asked.num_classes != own.num_classes:
         fresh = f"a fresh head of {asked.num_classes} classes" if asked.num_classes else "no head"
         notes.append(f"{fresh} in place of its {own.num_classes} classes" if own.num_classes else fresh)
     return asked
 
 
-def _note_resizing(own: ViTConfig, asked: ViTConfig, notes: list[str]) -> None:
-    """What becomes of patches and positions, or that it cannot be."""
-    if asked.patch_size != own.patch_size:
-        if own.stem != "patchify":
-            raise PatchlightError(f"patch_size={asked.patch_size}: the patches of stem={own.stem!r} cannot be resized")
-        notes.append(f"resized the patch projection from {_size(own.patch_size)} to {_size(asked.patch_size)}")
-    if asked.grid != own.grid and (own.has_position_table or own.position == "relative_bias"):
-        sizes = _size(own.image_size), _size(asked.image_size)
-        how = (
-            f"{sizes[0]} to {sizes[1]}" if sizes[0] != sizes[1] else f"{_size(own.grid)} to {_size(asked.grid)} patches"
-        )
-        notes.append(f"resampled positions from {how}")
-
-
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
-
-
-def _resize_patches(state: State, own: ViTConfig, config: ViTConfig) -> None:
-    if own.patch_size != config.patch_size:
-        key, (down, across), stride = "patch_embed.proj.weight", config.patch_size, config.resnet_stride
-        state[key] = resize_projection(state[key], (down // stride, across // stride))
-
-
-def _resample_positions(state: State, own: ViTConfig, config: ViTConfig) -> None:
-    if own.grid == config.grid:
-        return
-    for key, table in state.items():
-        if key == "positions.table":
-            prefix, rows = table.tensor_split([own.num_prefix_positions])
-            state[key] = torch.cat([prefix, resample(rows, own.grid, config.grid, config.position_resampling)])
-        elif key.endswith(".relative_bias.table"):
-            old, new = ((2 * h - 1, 2 * w - 1) for h, w in (own.grid, config.grid))
-            rows, prefix = table.tensor_split([old[0] * old[1]])
-            state[key] = torch.cat([resample(rows, old, new, config.position_resampling), prefix])
 
 
 def _fill(
@@ -380,8 +399,7 @@ def _fill(
         fresh = {key for key in wanted if key.startswith(("head.", "distill_head."))}
     else:
         fresh = set()
-    if isinstance(own, ViTConfig) and own.final_norm == "none":
-        fresh |= {"norm.weight", "norm.bias"}  # which nothing reads
+    fresh.update(family_of(own).not_read(own))
     missing = sorted(set(wanted) - set(state) - fresh)
     unexpected = sorted(set(state) - set(wanted))
     reshaped = sorted(key for key in set(wanted) & set(state) if wanted[key].shape != state[key].shape)
@@ -392,7 +410,7 @@ def _fill(
     problems = {what: keys for what, keys in problems.items() if keys}
     if problems and strict:
         said = [f"{what}: {', '.join(keys[:5])}" + and_more(len(keys), 5) for what, keys in problems.items()]
-        if "norm.weight" in missing and isinstance(own, ViTConfig):
+        if "norm.weight" in missing and "final_norm" in field_names(type(own)):
             said.append("final_norm='none' does without its last norm")
         raise CheckpointError(f"{source}: does not fit the model; {'; '.join(said)}; strict=False loads the rest")
     notes += [f"{what}: {', '.join(keys)}" for what, keys in problems.items()]
@@ -426,7 +444,7 @@ def _preprocess(
         if resized:
             notes.append(f"photos are prepared for {ours} instead of {theirs}")
             own = own.for_size(config.image_size)
-        elif asked is None and not known and not isinstance(config, ConvNeXtConfig):  # which is made for no size
+        elif asked is None and not known and config.made_for_its_size:
             notes.append(f"photos are prepared for {theirs}, and it was made for {ours}; image_size= sets both")
     if own is None:
         own = PreprocessConfig(image_size=config.image_size, crop_pct=0.875)

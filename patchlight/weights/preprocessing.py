@@ -145,7 +145,7 @@ def from_transformers(values: Mapping[str, Any]) -> PreprocessConfig:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    """The image processor that it is, in `PROCESSORS`."""
+    """Which of `PROCESSORS` the file is for."""
     given = values.get("image_processor_type") or values.get("feature_extractor_type")
     if given is None:
         ambiguous = bool(values.get("do_center_crop")) or "shortest_edge" in str(values.get("size"))
@@ -205,7 +205,7 @@ def _size_of(settings: Mapping[str, Any], name: str, *, square: bool) -> tuple[i
 
 
 def _colours(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean and std for channels from 0 to 1, with another rescaling taken into them."""
+    """Mean and std for channels from 0 to 1; another rescale_factor is folded into them."""
     if settings["do_normalize"]:
         mean, std = (_numbers(settings, name, 3) for name in ("image_mean", "image_std"))
         _require(min(std) > 0, "image_std", settings["image_std"], "it is more than 0")
@@ -245,5 +245,5 @@ def unknown_to_transformers(values: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(values: Mapping[str, Any], known: Collection[str]) -> list[str]:
-    """Which keys say something that is in no table."""
+    """The keys that are set and in no table."""
     return [name for name, value in values.items() if name not in known and value is not None]

@@ -50,7 +50,7 @@ JOINED_PARTS = re.compile(r"\.(query|key|value|[qkv]_proj|gate_proj|up_proj|w1|w
 
 
 class _NotWeights:
-    """Stands for what a pickle holds beside its tensors; it takes whatever that is made of, and runs none of it."""
+    """Placeholder for any object of a pickle that is not a tensor: accepts all arguments and runs no code."""
 
     def __init__(self, *arguments: Any) -> None:
         pass
@@ -60,7 +60,7 @@ class _NotWeights:
 
 
 class _NumpyArray(_NotWeights):
-    """Stands for an array of NumPy, which may have been meant for a weight."""
+    """Placeholder for a NumPy array, which may be a weight."""
 
 
 # What training scripts put beside the weights: their command line, and NumPy's numbers and arrays, by what makes them.
@@ -115,7 +115,7 @@ def check_is_file(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a sane size."""
+    """Read a JSON object, from a file of limited size."""
     check_is_file(path)
     if path.stat().st_size > MAX_JSON_BYTES:
         raise CheckpointError(f"{path}: {path.stat().st_size:,} bytes is too much for a JSON file")
@@ -156,7 +156,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             for name, entry in header.items():
                 if entry["dtype"] not in TYPES:
                     kind = entry["dtype"]
-                    raise CheckpointError(f"{path}: tensor {name!r} is of type {kind}, which no ViT is kept in")
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is of type {kind}, which no supported model's weights have"
+                    )
                 try:
                     tensors[name] = (parts if JOINED_PARTS.search(name) else mapped).get_tensor(name)
                 except (RuntimeError, TypeError, OverflowError, MemoryError):  # more than torch can count, or hold
@@ -355,7 +357,9 @@ def _check_plain(name: str, tensor: Tensor, path: Path) -> None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_nested:
         raise CheckpointError(f"{path}: tensor {name!r} is not a plain dense tensor")
     if tensor.dtype not in TYPES.values():
-        raise CheckpointError(f"{path}: tensor {name!r} is of type {tensor.dtype}, which no ViT is kept in")
+        raise CheckpointError(
+            f"{path}: tensor {name!r} is of type {tensor.dtype}, which no supported model's weights have"
+        )
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise CheckpointError(
             f"{path}: tensor {name!r} claims {tensor.numel():,} numbers and the file holds fewer; fetch it again"
@@ -391,7 +395,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _is_zip(path: Path) -> bool:
-    """Whether it ends as an archive does; a false end makes zipfile raise where it should say no."""
+    """Whether the file ends like a zip archive; zipfile raises on some damaged files instead of saying no."""
     try:
         return zipfile.is_zipfile(path)
     except Exception:
@@ -426,7 +430,7 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _what_it_is(start: bytes) -> str | None:
-    """What a file is that is not a checkpoint, where its first bytes tell."""
+    """What kind of file it is, by its first bytes, if it is no checkpoint (a web page, a Git LFS pointer, ...)."""
     text = start.lstrip().lower()
     if text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
         return "an HTML page, not a checkpoint; the download was answered with a web page"
@@ -451,7 +455,7 @@ def _without_repeats(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]
 
 
 def _check_names(names: Collection[str], path: Path) -> None:
-    """Names go into messages, which are one line."""
+    """Refuse tensor names that would break a message into lines."""
     if len(names) > MAX_TENSORS:
         raise CheckpointError(f"{path}: {len(names):,} tensors are too many for a model")
     for name in names:

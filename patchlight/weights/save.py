@@ -1,6 +1,7 @@
-"""A model to a folder that reloads bit for bit: weights, config, preprocessing, labels and a card."""
+"""A model to a folder that reloads bit for bit (weights, config, preprocessing, labels and a card), or to the hub."""
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -8,18 +9,17 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from patchlight.config import PreprocessConfig, SubjectHeat, ViTConfig
+from patchlight.config import PreprocessConfig, SubjectHeat
 from patchlight.errors import PatchlightError
-from patchlight.families import ModelConfig, SwinConfig
+from patchlight.families import ModelConfig
 from patchlight.files import replacing
-from patchlight.models.families import Model
-from patchlight.weights import convert_convnext, convert_swin
+from patchlight.models.families import Model, is_model
 from patchlight.weights.about import VERSION
 from patchlight.weights.convert import State
+from patchlight.weights.families import family_of, names_of_families
 from patchlight.weights.groups import Groups, read_groups
-from patchlight.weights.load import Loaded
-from patchlight.weights.vit_to_timm import to_timm
-from patchlight.weights.vit_to_transformers import to_transformers
+from patchlight.weights.hub import upload
+from patchlight.weights.load import Loaded, load
 
 
 def save(
@@ -44,13 +44,16 @@ def save(
     """
     vit = model.model if isinstance(model, Loaded) else model
     if isinstance(model, Loaded):
+        model.check_has_weights("save")
         preprocess = preprocess or model.preprocess.config
         if labels is None:
             labels, groups = model.labels, groups or model.groups  # of other labels, the groups would be others
         subject = subject or model.subject
         licence = licence or model.provenance.licence
-    if not isinstance(vit, Model):
-        raise PatchlightError(f"save takes a ViT, a Swin, a ConvNeXt, or what load gave, not a {type(vit).__name__}")
+    if not is_model(vit):
+        raise PatchlightError(
+            f"save takes a {names_of_families('or')} model, or what load gave, not a {type(vit).__name__}"
+        )
     if layout not in ("patchlight", *_LAYOUTS):
         raise PatchlightError(f"layout={layout!r} should be one of 'patchlight', 'transformers', 'timm'")
     preprocess = preprocess or vit.preprocess or PreprocessConfig(image_size=vit.config.image_size, crop_pct=0.875)
@@ -59,27 +62,18 @@ def save(
     if labels is not None and len(labels) != vit.config.num_classes:
         raise PatchlightError(f"{len(labels)} labels were given for {vit.config.num_classes} classes")
     if groups is not None and labels is None:
-        raise PatchlightError("groups are of labels, and there are none; pass labels= too, or leave groups= out")
+        raise PatchlightError("groups= needs labels=, and there are no labels; pass them too, or leave groups= out")
     if isinstance(groups, str | Path):
         groups = read_groups(groups, labels or ())
     if groups is not None and not isinstance(groups, Groups):
         raise PatchlightError(f"groups should be the path of a CSV (label,group), not a {type(groups).__name__}")
     if groups is not None and (labels is None or groups.labels != tuple(labels)):
-        raise PatchlightError("the groups are those of other labels; make them for the labels that are saved")
+        raise PatchlightError("the groups belong to other labels; make them from the labels that are saved")
     config, state = vit.config, vit.state_dict()
     outer: dict[str, Any] = {}
     if layout != "patchlight":
         config, state, outer = _LAYOUTS[layout](config, state, preprocess)
-    own = {
-        "version": VERSION,
-        "model": config.to_dict(),
-        "preprocess": preprocess.to_dict(),
-        "preprocess_fingerprint": preprocess.fingerprint(),
-        "labels": None if labels is None else list(labels),
-        **({} if groups is None else {"groups": list(groups.paths)}),
-        "subject": None if subject is None else subject.to_dict(),
-        "licence": licence,
-    }
+    own = own_part(config, preprocess, labels, groups, subject, licence)
     if labels is not None and layout == "transformers":
         outer |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
     if labels is not None and layout == "timm":
@@ -92,6 +86,28 @@ def save(
     if layout == "transformers":
         files["preprocessor_config.json"] = _json(_transformers_preprocessor(preprocess))
     return _write(Path(folder), files, overwrite=overwrite)
+
+
+def own_part(
+    config: ModelConfig,
+    preprocess: PreprocessConfig,
+    labels: Sequence[str] | None,
+    groups: Groups | None,
+    subject: SubjectHeat | None,
+    licence: str | None,
+) -> dict[str, Any]:
+    """What config.json says of a model under "patchlight"."""
+    return {
+        "version": VERSION,
+        "model": config.to_dict(),
+        "preprocess": preprocess.to_dict(),
+        "preprocess_fingerprint": preprocess.fingerprint(),
+        "labels": None if labels is None else list(labels),
+        **({} if groups is None else {"groups": list(groups.paths)}),
+        **({} if groups is None or not groups.is_measured else {"groups_said_from": groups.said_from}),
+        "subject": None if subject is None else subject.to_dict(),
+        "licence": licence,
+    }
 
 
 def _write(folder: Path, files: dict[str, bytes | State], *, overwrite: bool) -> Path:
@@ -126,35 +142,29 @@ Written = tuple[ModelConfig, State, dict[str, Any]]
 
 
 def _to_transformers(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> Written:
-    if isinstance(config, ViTConfig):
-        return to_transformers(config, state)
-    if isinstance(config, SwinConfig):
-        return config, *convert_swin.to_transformers(config, state)
-    return config, *convert_convnext.to_transformers(config, state)
+    write = family_of(config).to_transformers
+    if write is None:
+        raise PatchlightError(f"layout='transformers': it has no {config.title}; use layout='patchlight'")
+    written = write(config, state)
+    return written.config, written.state, written.settings
 
 
 def _to_timm(config: ModelConfig, state: State, preprocess: PreprocessConfig) -> Written:
-    first, head = "patch_embed.proj", "head"
-    if isinstance(config, ViTConfig):
-        config, theirs, architecture, arguments = to_timm(config, state)
-        if config.resnet is not None:
-            first = f"patch_embed.backbone.{'stem.' if config.resnet else ''}conv"
-    elif isinstance(config, SwinConfig):
-        (theirs, architecture, arguments), head = convert_swin.to_timm(config, state), "head.fc"
-    else:
-        (theirs, architecture, arguments), first, head = convert_convnext.to_timm(config, state), "stem.0", "head.fc"
-    distilled = isinstance(config, ViTConfig) and config.distill_token
+    write = family_of(config).to_timm
+    if write is None:
+        raise PatchlightError(f"layout='timm': it has no {config.title}; use layout='patchlight'")
+    written = write(config, state)
     return (
-        config,
-        theirs,
+        written.config,
+        written.state,
         {
-            "architecture": architecture,
+            "architecture": written.architecture,
             "num_classes": config.num_classes,
             "num_features": config.token_width,
-            "global_pool": arguments.get("global_pool", "avg"),
-            "model_args": arguments,
+            "global_pool": written.arguments.get("global_pool", "avg"),
+            "model_args": written.arguments,
             "pretrained_cfg": _pretrained_cfg(config, preprocess)
-            | {"first_conv": first, "classifier": [head, "head_dist"] if distilled else head},
+            | {"first_conv": written.first_conv, "classifier": written.classifier},
         },
     )
 
@@ -179,7 +189,7 @@ _LAYOUTS = {"transformers": _to_transformers, "timm": _to_timm}
 
 
 def _transformers_preprocessor(preprocess: PreprocessConfig) -> dict[str, Any]:
-    """The nearest image processor of transformers; ours is exact, in config.json."""
+    """Settings for the image processor of transformers that comes nearest; the exact ones are in config.json."""
     resample = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}[preprocess.interpolation]
     values: dict[str, Any] = {
         "do_resize": True,
@@ -221,3 +231,24 @@ def _card(config: ModelConfig, preprocess: PreprocessConfig, licence: str | None
 
 def _times(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
+
+
+CARD_FILES = ("README.md", "curves.png")
+"""Files of a finished run that are uploaded in place of the plain card that `save` writes."""
+
+
+def push(
+    model: str | Path | Loaded,
+    name: str,
+    *,
+    layout: Literal["patchlight", "timm", "transformers"] = "patchlight",
+    private: bool = False,
+) -> str:
+    """Upload a model (a run's folder, or whatever `load` takes or gave) to NAME, as OWNER/NAME; its address."""
+    loaded = model if isinstance(model, Loaded) else load(model)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = save(loaded, temporary, layout=layout)
+        for each in CARD_FILES:
+            if not isinstance(model, Loaded) and (Path(model) / each).is_file():
+                (folder / each).write_bytes((Path(model) / each).read_bytes())
+        return upload(folder, name, private=private)

@@ -1,7 +1,7 @@
-"""transformers' config.json, key by key: for each model_type that we have, what is followed, what must have one value,
-and what changes nothing.
+"""transformers' config.json, key by key: what is followed, what must have one value, and what changes nothing.
 
-A key that is in none of these is said in `notes`; a model_type that is not here is refused by its name.
+A key that is in none of these tables ends up in `notes`. Each family says how its model types are read (`ModelType`); a
+model type of no family is refused by its name.
 """
 
 from collections.abc import Mapping
@@ -46,6 +46,9 @@ _OF_TEXT = (  # in files by older versions of transformers, whatever the model
 )
 HARMLESS = frozenset(f"{_TENSORS_TELL}{_TRAINING}{_LEFT_OUT}{_BOOKKEEPING}{_OF_TEXT}".split())
 
+# What is followed in a config.json that names no model type.
+_COMMON = ("num_attention_heads", "hidden_act", "layer_norm_eps", "image_size")
+
 # What must be empty, whatever the model.
 NEVER = ("per_layer_config", "pruned_heads", "quantization_config")
 
@@ -57,58 +60,10 @@ class ModelType:
     defaults: Mapping[str, Any]
     """The keys that are followed, and what transformers takes where the file does not say."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of ours that all models of the type have."""
+    """Our settings that hold for every model of the type."""
     only: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that change the computation, and the one value that we have."""
+    """Keys that change the computation, and the only value that is supported."""
 
-
-def _vit(norm_eps: float, heads: int = 12, act: str = "gelu", **more: Any) -> ModelType:
-    own = {"num_attention_heads": heads, "hidden_act": act, "layer_norm_eps": norm_eps, "image_size": 224}
-    return ModelType(defaults=own | more.pop("defaults", {}), told={"position": "learned", "pooling": "cls"} | more)
-
-
-_POSITIONS: dict[str, Any] = {
-    "use_absolute_position_embeddings": False,
-    "use_relative_position_bias": False,
-    "use_shared_relative_position_bias": False,
-    "use_mean_pooling": True,
-}
-_BEIT = ModelType(defaults={**_vit(1e-12).defaults, **_POSITIONS})
-_SWIN = {"hidden_act": "gelu", "image_size": 224, "window_size": 7}
-# Their patches and merges have norms with an eps of their own.
-_SWIN_ONLY = {"use_absolute_embeddings": False, "layer_norm_eps": 1e-5}
-_CONVNEXT = ModelType(
-    defaults={"hidden_act": "gelu", "image_size": 224, "layer_norm_eps": 1e-12}, told={"norm_eps": 1e-6}
-)
-
-MODEL_TYPES: dict[str, ModelType] = {
-    "vit": _vit(1e-12),
-    "deit": _vit(1e-12),
-    "vit_mae": _vit(1e-12),
-    "vit_msn": _vit(1e-6),
-    "ijepa": _vit(1e-12, pooling="mean"),
-    "beit": _BEIT,
-    "data2vec-vision": _BEIT,
-    "dinov2": _vit(1e-6),
-    "dinov2_with_registers": _vit(1e-6),
-    "dinov3_vit": _vit(1e-5, 6, defaults={"rope_theta": 100.0}, position="rope2d", rope_coordinates="centred"),
-    **dict.fromkeys(
-        (
-            "clip_vision_model",
-            "chinese_clip_vision_model",
-            "altclip_vision_model",
-            "clipseg_vision_model",
-            "git_vision_model",
-            "metaclip_2_vision_model",
-        ),
-        _vit(1e-5, act="quick_gelu"),
-    ),
-    "siglip_vision_model": _vit(1e-6, act="gelu_pytorch_tanh", pooling="mean"),  # where no tensors pool otherwise
-    "swin": ModelType(defaults=_SWIN, told={"v2": False}, only=_SWIN_ONLY),
-    "swinv2": ModelType(defaults=_SWIN | {"pretrained_window_sizes": ()}, told={"v2": True}, only=_SWIN_ONLY),
-    "convnext": _CONVNEXT,
-    "convnextv2": _CONVNEXT,
-}
 
 _INSIDE = ("vision_config", "backbone_config", "encoder")
 """Where a model of several parts keeps the config of its image encoder."""
@@ -116,7 +71,7 @@ _INSIDE = ("vision_config", "backbone_config", "encoder")
 
 @dataclass(frozen=True)
 class Keys:
-    """What a config.json says of the image encoder."""
+    """The settings of the image encoder in a config.json."""
 
     model_type: str
     values: Mapping[str, Any]
@@ -125,7 +80,7 @@ class Keys:
     unknown: tuple[str, ...]
 
 
-def read_keys(config: Mapping[str, Any], source: str) -> Keys:
+def read_keys(config: Mapping[str, Any], model_types: Mapping[str, ModelType], source: str) -> Keys:
     """The keys of the image encoder in a config.json; what we do not have is refused by name."""
     part = next((config[name] for name in _INSIDE if isinstance(config.get(name), dict)), config)
     if not isinstance(config.get("vision_config") or {}, dict):
@@ -137,18 +92,19 @@ def read_keys(config: Mapping[str, Any], source: str) -> Keys:
     for key in NEVER:
         value = given.get(key) or config.get(key)
         if value:
-            raise CheckpointError(f"{source}: config.json says {key}={value!r:.80}, which we do not have")
+            raise CheckpointError(f"{source}: config.json says {key}={value!r:.80}, which is not supported")
     if not name:  # not transformers' own, but somebody's that has some of its keys
-        return Keys("", given, {}, tuple(sorted(set(given) - HARMLESS - set(_vit(1e-12).defaults))))
-    if name not in MODEL_TYPES:
+        return Keys("", given, {}, tuple(sorted(set(given) - HARMLESS - set(_COMMON))))
+    if name not in model_types:
         raise CheckpointError(
             f"{source}: config.json says model_type={name!r}, and transformers' models of that type are not supported"
         )
-    kind = MODEL_TYPES[name]
+    kind = model_types[name]
     for key, value in kind.only.items():
         if given.get(key, value) != value:
             raise CheckpointError(
-                f"{source}: config.json says {key}={given[key]!r}; of transformers' {name} we have {value!r} alone"
+                f"{source}: config.json says {key}={given[key]!r}; transformers' {name} is supported with {value!r} "
+                "only"
             )
     values = {**kind.defaults, **given}
     width, heads = values.get("hidden_size"), values.get("num_attention_heads")
@@ -182,11 +138,11 @@ ACTIVATIONS = {
 
 
 def activation(keys: Keys, have: tuple[str, ...], source: str, where: str = "") -> str | None:
-    """What follows the first matrix of an MLP, if config.json says; refused unless it is among those that we have."""
+    """The MLP's activation by config.json, in our name; None if it is silent; one that is not in `have` raises."""
     said = keys.values.get("hidden_act")
     if said is None:
         return None
     ours = ACTIVATIONS.get(said) if isinstance(said, str) else None
     if ours not in have:
-        raise CheckpointError(f"{source}: config.json says hidden_act={said!r}{where}, which we do not have")
+        raise CheckpointError(f"{source}: config.json says hidden_act={said!r}{where}, which is not supported")
     return ours

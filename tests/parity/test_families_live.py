@@ -342,7 +342,7 @@ def test_swin_v2_is_timms(
     told = {"measuring_windows": (5, 4, 3)[: len(depths)]} if measured else {}
     config = swin_config(window, depths, grid, v2=True, **changes, **told)
     theirs = timm_swin_v2(config)
-    with pytest.raises(PatchlightError, match="the tensors of a Swin V2 do not tell its windows; say"):
+    with pytest.raises(PatchlightError, match="the tensors of a Swin V2 do not tell its windows; pass those"):
         load_copy(theirs, tmp_path)
     loaded = load_copy(theirs, tmp_path, image_size=config.image_size, window_size=window, **told)
     assert loaded.config == config

@@ -357,7 +357,7 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
         ("vit_tiny_patch16_224", {}),
         ("deit_tiny_distilled_patch16_224", {}),
         ("vit_small_patch14_reg4_dinov2", {"image_size": 518}),
-        ("vit_giant_patch14_dinov2", {"image_size": 518, "depth": 1}),
+        ("vit_giant_patch14_dinov2", {"img_size": 70, "depth": 1}),
         ("vit_base_patch16_clip_quickgelu_224", {}),
         ("vit_small_patch16_rope_224", {}),
         ("vit_small_patch16_dinov3", {"image_size": 256}),
@@ -393,23 +393,26 @@ def test_jax(prefix: str, tmp_path: Path) -> None:
 def test_timm_hub_folder(name: str, told: dict[str, int], tmp_path: Path) -> None:
     """timm's own layout: config.json with architecture, model_args and pretrained_cfg; the real widths, two blocks."""
     timm = oracles.timm()
-    made = timm.create_model(name, depth=told.get("depth", 2), num_classes=5).eval()
+    arguments = {"depth": 2} | {key: told[key] for key in ("depth", "img_size") if key in told}
+    made = timm.create_model(name, **arguments, num_classes=5).eval()
     randomize(made)
     from timm.models import save_for_hf
 
-    save_for_hf(made, tmp_path, model_args={"depth": told.get("depth", 2)}, safe_serialization=True)
+    save_for_hf(made, tmp_path, model_args=arguments, safe_serialization=True)
     loaded = load(tmp_path)
-    size = told.get("image_size", 224)
+    size = told.get("img_size", told.get("image_size", 224))
     assert loaded.config.num_classes == 5
-    assert loaded.preprocess.config.image_size == made.pretrained_cfg["input_size"][1:]
+    prepared = (size, size) if "img_size" in told else made.pretrained_cfg["input_size"][1:]
+    assert loaded.preprocess.config.image_size == prepared
     small = min(size, 64 if "patch16" in name else 56)
     if name.startswith(("vit_small_patch16_rope_224", "vit_small_patch16_dinov3", "vit_small_plus")):
         picture = image(small, small)
         made.set_input_size(img_size=(small, small)) if hasattr(made, "set_input_size") else None
     else:
         picture = image(size, size)
-    close(loaded.model.tokens(picture), made.forward_features(picture))
-    close(loaded.model(picture), made(picture))
+    features = made.forward_features(picture)
+    close(loaded.model.tokens(picture), features)
+    close(loaded.model(picture), made.forward_head(features))
 
 
 OTHERS = ["vit_pe_core_tiny_patch16_384", "vit_pe_spatial_tiny_patch16_512"]

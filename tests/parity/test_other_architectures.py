@@ -54,7 +54,7 @@ def test_by_timms_tensors_alone_or_by_its_config(name: str, tmp_path: Path) -> N
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(PatchlightError) as bare:
         load(tmp_path / "model.safetensors")
-    remedy = "which is not supported; ViTs, Swin and ConvNeXt are"
+    remedy = "which is not supported; ViT, Swin and ConvNeXt are"
     assert str(bare.value) == f"{tmp_path / 'model.safetensors'}: it is {TIMM[name]}, {remedy}"
     (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
     with pytest.raises(PatchlightError) as named:
@@ -94,5 +94,7 @@ def test_by_what_transformers_writes(kind: str, settings: dict[str, object], nam
 def test_one_that_nobody_thought_of_is_named_by_its_config(tmp_path: Path) -> None:
     save_file({"some.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "nextvit_small"}))
-    with pytest.raises(PatchlightError, match=r"no ViT that we know is in it.*; config\.json says 'nextvit_small'$"):
+    with pytest.raises(
+        PatchlightError, match=r"no ViT, Swin or ConvNeXt that we know is in it.*; config\.json says 'nextvit_small'$"
+    ):
         load(tmp_path)

@@ -14,7 +14,7 @@ from command_line import patchlight
 from models_at_random import randomize
 from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.weights.load import load
-from patchlight.weights.timm_architectures import architectures
+from patchlight.weights.timm_configs import architectures
 
 _FILE = Path(__file__).parents[2] / "benchmarks" / "timm_architectures.py"
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_on_the_hub_can_say_what_a_file_is_like(tmp_path: Path, mon
     folder.mkdir()
     (folder / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
     asked: list[Any] = []
-    monkeypatch.setattr("patchlight.weights.named.fetch", lambda *args, **more: (asked.append((args, more)), folder)[1])
+    monkeypatch.setattr("patchlight.weights.find.fetch", lambda *args, **more: (asked.append((args, more)), folder)[1])
     same(load(file, like="hf:somebody/something", depth=2), model)
     assert asked == [(("somebody/something",), {"configs_only": True})]
 
@@ -166,7 +166,7 @@ def test_the_command_line_takes_a_name_and_says_its_warnings_in_one_line(tmp_pat
     assert warned.stderr.count("\n") == 1
     refused = patchlight("inspect", str(file), "--like", name, cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith(f"patchlight: {file}: like={name!r} says {name}, with depth=12")
+    assert refused.stderr.startswith(f"patchlight: {file}: --like {name} says {name}, with depth=12")
     said = patchlight("inspect", str(file), "--like", name, "--set", "depth=11", cwd=tmp_path)
     assert (said.returncode, said.stderr) == (0, "")
 

@@ -66,7 +66,7 @@ def test_what_the_arguments_say_is_followed(name: str, arguments: dict[str, Any]
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("convnext_tiny", STAGES | {"output_stride": 16}, "output_stride=16 in model_args, which we do not have"),
+        ("convnext_tiny", STAGES | {"output_stride": 16}, "output_stride=16 in model_args, which is not supported"),
         ("convnext_tiny", STAGES | {"head_norm_first": True}, "it is a ConvNeXt that normalises before it pools"),
         (
             "vit_base_patch16_rope_224",
@@ -80,7 +80,11 @@ def test_what_the_arguments_say_is_followed(name: str, arguments: dict[str, Any]
             "it pools by attention, with 1 tokens in front of its patches; timm leaves them out",
         ),
         ("vit_relpos_base_patch16_224", SMALL | {"rel_pos_type": "mlp_swin"}, "rel_pos_type='mlp_swin' in model_args"),
-        ("convnext_tiny", STAGES | {"global_pool": "max"}, "config.json says global_pool='max', which we do not have"),
+        (
+            "convnext_tiny",
+            STAGES | {"global_pool": "max"},
+            "config.json says global_pool='max', which is not supported",
+        ),
         ("swin_tiny_patch4_window7_224", {"always_partition": True, "depths": (1, 1, 1, 1)}, "always_partition=True"),
     ],
 )

@@ -5,6 +5,7 @@ Keys, values and models are those of the installed transformers, so that what a 
 anyone having heard of it.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ import oracles
 from models_at_random import distance, redraw, some_image
 from patchlight.errors import PatchlightError
 from patchlight.other_names import OTHER_NAMES
-from patchlight.weights import about
+from patchlight.weights.families import FAMILIES, all_model_types
 from patchlight.weights.load import load
-from patchlight.weights.transformers_configs import MODEL_TYPES
 from transformers_models import CLAIMED, Made, image_size, make, ours, theirs
 
 # Said by transformers of itself, or what the weights are kept in: no settings of a model.
@@ -173,7 +173,7 @@ def test_a_key_that_is_left_out_is_what_transformers_takes_for_it(kind: str, tmp
     model = saved(made, tmp_path)
     whole = json.loads((tmp_path / "config.json").read_text())
     inside = whole.get("vision_config", whole)
-    for key in MODEL_TYPES[inside["model_type"]].defaults:
+    for key in all_model_types()[inside["model_type"]].defaults:
         less = {name: value for name, value in inside.items() if name != key}
         (tmp_path / "config.json").write_text(json.dumps(whole | {"vision_config": less} if made.has_text else less))
         try:
@@ -247,14 +247,14 @@ def test_a_key_that_is_passed_over_is_found(
     key: str, value: Any, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where it makes as little difference as these do."""
-    real = about.transformers_hints
+    family = FAMILIES["vit"]
 
     def forgetful(*arguments: Any, **more: Any) -> dict[str, Any]:
-        return {name: told for name, told in real(*arguments, **more).items() if name != setting}
+        return {name: told for name, told in family.transformers_hints(*arguments, **more).items() if name != setting}
 
     made = KINDS["ViTConfig"]
     assert not wrongs(made, [(key, value)], tmp_path / "right")
-    monkeypatch.setattr(about, "transformers_hints", forgetful)
+    monkeypatch.setitem(FAMILIES, "vit", dataclasses.replace(family, transformers_hints=forgetful))
     [said] = wrongs(made, [(key, value)], tmp_path / "wrong")
     assert said.startswith(f"{key}={value!r}: differs by")
 

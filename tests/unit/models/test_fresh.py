@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+import patchlight as pl
 from models_at_random import tiny_vit
 from patchlight.families import variant
 from patchlight.models.families import Model, make_model
@@ -41,3 +42,45 @@ def test_drawn_weights_are_normal_and_cut_off(name: str) -> None:
     # Of a normal distribution that is cut off at two deviations: its deviation, and the share within one.
     assert drawn.std().item() == pytest.approx(0.02 * 0.8796, rel=0.01)
     assert (drawn.abs() < 0.02).float().mean().item() == pytest.approx(0.6827 / 0.9545, rel=0.01)
+
+
+def test_weights_are_drawn_as_timm_and_the_papers_code_draw_them() -> None:
+    """Deviations of each part, worked out by hand for the sizes of Ti/16."""
+    width, patch = 192, 768
+    expected = {
+        "timm": {
+            "blocks.0.attn.qkv.weight": 0.02,
+            "blocks.0.mlp.up.weight": 0.02,
+            "patch_embed.proj.weight": (3 * patch) ** -0.5,  # uniform within sqrt(1 / inputs)
+            "positions.table": 0.02,
+            "class_token": 1e-6,
+            "head.out.weight": 0.02,
+        },
+        "jax": {
+            "blocks.0.attn.qkv.weight": (2 / (2 * width)) ** 0.5,  # queries, keys and values each on their own
+            "blocks.0.attn.out.weight": (2 / (2 * width)) ** 0.5,
+            "blocks.0.mlp.up.weight": (2 / (5 * width)) ** 0.5,
+            "blocks.0.mlp.up.bias": 1e-6,
+            "blocks.0.attn.out.bias": 0.0,
+            "patch_embed.proj.weight": patch**-0.5,
+            "positions.table": 0.02,
+            "class_token": 0.0,
+            "head.out.weight": 0.0,
+        },
+    }
+    for init, deviations in expected.items():
+        torch.manual_seed(0)
+        state = pl.ViT(pl.variant("Ti/16", init=init)).state_dict()
+        for name, deviation in deviations.items():
+            assert state[name].std().item() == pytest.approx(deviation, rel=0.2 if "token" in name else 0.05), name
+    with pytest.raises(pl.PatchlightError, match="init='xavier' should be one of 'vit', 'timm', 'jax'"):
+        pl.variant("Ti/16", init="xavier")
+
+
+def test_how_a_model_was_started_is_no_part_of_what_it_computes(tmp_path: Any) -> None:
+    model = tiny_vit(init="jax", dropout=0.3)
+    images = torch.randn(2, 3, 32, 32)
+    expected = tiny_vit()(images)
+    for layout in ("patchlight", "timm", "transformers"):
+        pl.save(model, tmp_path / layout, layout=layout)
+        assert torch.equal(pl.load(tmp_path / layout).model(images), expected)

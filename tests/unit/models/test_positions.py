@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models_at_random import tiny_vit
+from patchlight.errors import PatchlightError
 from patchlight.models import positions
 from patchlight.models.positions import cos_and_sin, relative_index, rope_2d, rotate, sincos_2d
-from patchlight.models.resampling import resample
+from patchlight.models.resampling import resample, resample_positions
 from patchlight.models.token_geometry import grid_coordinates
 
 GRIDS = st.tuples(st.integers(1, 7), st.integers(1, 7))
@@ -290,3 +291,20 @@ def test_memory_is_bounded() -> None:
         for width in range(8, 8 * 40, 8):
             model(torch.randn(1, 3, 8, width))
     assert len(model.positions.memory._kept) <= 16
+
+
+@pytest.mark.parametrize(("how", "mode"), [("antialiased", "bicubic"), ("plain", "bicubic"), ("linear", "bilinear")])
+def test_a_table_is_resampled_as_torch_does_and_prefix_rows_stay(how: str, mode: str) -> None:
+    table = torch.randn(1 + 14 * 14, 6)
+    resampled = resample_positions(table, (14, 14), (24, 10), how, num_prefix=1)
+    picture = table[1:].T.reshape(1, 6, 14, 14)
+    expected = F.interpolate(picture, (24, 10), mode=mode, antialias=how == "antialiased").flatten(2)[0].T
+    assert torch.equal(resampled[:1], table[:1])
+    torch.testing.assert_close(resampled[1:], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_table_that_does_not_fit_its_grid_is_refused() -> None:
+    with pytest.raises(PatchlightError, match=r"\(17, 6\) does not fit a grid of 4x4 with num_prefix=0, which has 16"):
+        resample_positions(torch.randn(17, 6), (4, 4), (8, 8))
+    with pytest.raises(PatchlightError, match="how='cubic' is not known"):
+        resample_positions(torch.randn(16, 6), (4, 4), (8, 8), "cubic")

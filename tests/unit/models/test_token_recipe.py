@@ -35,8 +35,8 @@ def test_the_benchmark_of_merging_reads_the_subject_and_the_labels() -> None:
     logits_BK, features_BD, heat_Bhw, tokens = benchmark.answers(loaded, 0, images)
     torch.testing.assert_close(heat_Bhw, heat_maps(loaded, images, "subject"), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(logits_BK, loaded.model(images), atol=1e-4, rtol=1e-4)
-    assert (features_BD.shape, tokens) == ((2, 192), 261)
-    assert benchmark.answers(loaded, 20, images)[3] == 41
+    assert (features_BD.shape, tokens) == ((2, loaded.config.width), 261)
+    assert benchmark.answers(loaded, 20, images)[3] == 261 - 20 * (loaded.config.depth - 1)
     labels = loaded.labels or ()
     for source, label in (
         ("pets/american_pit_bull_terrier_28.jpg", "pet/american_pit_bull_terrier"),

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from patchlight.errors import PatchlightError
-from patchlight.weights.convert import ORIGINS, convert, convert_to
+from patchlight.weights.convert import convert, convert_to
+from patchlight.weights.vit.names import ORIGINS
 
 BY_NAME = {origin.name: origin for origin in ORIGINS}
 

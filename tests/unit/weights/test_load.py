@@ -14,10 +14,11 @@ from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError, PatchlightWarning
 from patchlight.models.vit import ViT
 from patchlight.weights.catalog import CATALOGUE, ENTRIES
-from patchlight.weights.convert import TIMM, convert_to
+from patchlight.weights.convert import convert_to
 from patchlight.weights.load import load
 from patchlight.weights.read import CheckpointError
 from patchlight.weights.save import save
+from patchlight.weights.vit.names import TIMM
 
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -53,8 +54,8 @@ def test_what_is_guessed_is_a_warning_and_a_note(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mlp", "activation", "words"),
     [
-        ("gelu", "relu", "act_layer='relu', which we do not have"),
-        ("gelu", "silu", "act_layer='silu' in an MLP without a gate, which we do not have"),
+        ("gelu", "relu", "act_layer='relu', which is not supported"),
+        ("gelu", "silu", "act_layer='silu' in an MLP without a gate, which is not supported"),
         ("swiglu", "silu", None),
         ("gelu_tanh", "gelu_tanh", None),
     ],
@@ -174,7 +175,7 @@ def test_preprocessing_follows_the_image_size(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_positions_needs_a_word(tmp_path: Path) -> None:
     path = write_timm(tiny_vit(position="none"), tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match="no positions are in it; if there are none to be, say position='none'"):
+    with pytest.raises(CheckpointError, match="no positions are in it; if it has none, pass position='none'"):
         load(path, num_heads=2)
     assert torch.equal(load(path, num_heads=2, position="none").model(IMAGE), tiny_vit(position="none")(IMAGE))
 
@@ -192,7 +193,7 @@ def test_mistakes_in_the_call_are_named(arguments: dict[str, Any], message: str)
     with pytest.raises(PatchlightError, match=message):
         load("anything", **arguments)
     for nothing in ("", None, 5):
-        with pytest.raises(PatchlightError, match="is no source"):
+        with pytest.raises(PatchlightError, match="is not a source"):
             load(nothing)
 
 

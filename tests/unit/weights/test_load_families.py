@@ -143,7 +143,7 @@ def test_a_fresh_head_and_other_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architecture": "vit"}, "config.json says architecture='vit', but its tensors are named as those of a swin"),
+        ({"architecture": "vit"}, "config.json says architecture='vit', but its tensors have the names of a Swin"),
         ({"width": 24, "num_heads": [2, 4]}, "config.json says num_heads=(2, 4), but its tensors have (2, 3)"),
         ({"depths": [2, 3]}, "config.json says depths=(2, 3), but its tensors have (2, 2)"),
         ({"window_size": [5, 5]}, "has 49 rows, where windows of 5x5 have 81"),
@@ -184,11 +184,11 @@ def test_another_architectures_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PatchlightError, match=r"config\.json says v2=True, but its tensors have False"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "xswin_tiny"}))
-    with pytest.raises(PatchlightError, match=r"config\.json says 'xswin_tiny', but its tensors are named"):
+    with pytest.raises(PatchlightError, match=r"config\.json says 'xswin_tiny', but its tensors have the names"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", "use_absolute_embeddings": True}))
     with pytest.raises(
-        PatchlightError, match="use_absolute_embeddings=True; of transformers' swin we have False alone"
+        PatchlightError, match="use_absolute_embeddings=True; transformers' swin is supported with False only"
     ):
         load(tmp_path)
 
@@ -209,7 +209,7 @@ FOUR_STAGES: dict[str, Any] = {"widths": (6, 8, 10, 12), "depths": (1, 1, 1, 1)}
 @pytest.mark.parametrize("activation", ["relu", "silu", "quick_gelu"])
 def test_an_activation_that_we_do_not_have_is_named(activation: str, tmp_path: Path) -> None:
     folder = saved_for_timm(tiny_convnext(**FOUR_STAGES), tmp_path / "x", model_args={"act_layer": activation})
-    with pytest.raises(PatchlightError, match=f"x: config.json says act_layer='{activation}', which we do not have$"):
+    with pytest.raises(PatchlightError, match=f"x: config.json says act_layer='{activation}', which is not supported$"):
         load(folder)
 
 

@@ -90,7 +90,7 @@ def test_timms_first_form_of_a_config(tmp_path: Path) -> None:
     loaded = load(folder, depth=3)  # it has fewer blocks than timm's
     assert loaded.preprocess.config.interpolation == "bilinear"
     assert loaded.labels == tuple("abcde")
-    assert not [note for note in loaded.notes if "passed over" in note or "preprocessing" in note]
+    assert not [note for note in loaded.notes if "ignored" in note or "preprocessing" in note]
 
 
 @pytest.mark.parametrize("layout", ["timm", "transformers"])
@@ -101,7 +101,7 @@ def test_keys_that_are_not_known_are_said(layout: Any, tmp_path: Path) -> None:
     edited(folder, place, {key: 3, key.replace("shake", "nothing"): None})
     after = load(folder)
     where = "in pretrained_cfg" if layout == "timm" else "of its image processor"
-    assert set(after.notes) - set(before.notes) == {f"passed over shake=3 {where}: not known here"}
+    assert set(after.notes) - set(before.notes) == {f"ignored shake=3 {where}, which is not known here"}
     assert after.preprocess.config == before.preprocess.config
 
 

@@ -29,7 +29,8 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 from models_at_random import tiny_vit
-from patchlight.weights.convert import TIMM, convert_to
+from patchlight.weights.convert import convert_to
+from patchlight.weights.vit.names import TIMM
 
 SECONDS = 5
 SPARE_BYTES = 512 << 20  # on top of a process that has imported torch
@@ -335,7 +336,7 @@ def safetensors_of_nothing_many_times(folder: Path) -> Path:
     return safetensors_of(folder, {"x": {"dtype": "F32", "shape": [0, 1 << 63], "data_offsets": [0, 0]}})
 
 
-@case("no ViT that we know")
+@case("no ViT, Swin or ConvNeXt that we know")
 def safetensors_of_nothing_too_many_times(folder: Path) -> Path:
     return safetensors_of(folder, {"x": {"dtype": "F32", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}})
 
@@ -839,7 +840,7 @@ def yes_and_no_for_weights(folder: Path) -> Path:
     return safetensors_with(folder, **{"norm.bias": torch.zeros(24, dtype=torch.bool)})
 
 
-@case("it is ResNet, which is not supported; ViTs, Swin and ConvNeXt are")
+@case("it is ResNet, which is not supported; ViT, Swin and ConvNeXt are")
 def resnet(folder: Path) -> Path:
     state = {"conv1.weight": torch.zeros(8, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(8, 8, 3, 3)}
     return torch_with(folder, {"state_dict": state | {"fc.weight": torch.zeros(5, 8)}})

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from models_at_random import randomize, tiny_vit
-from patchlight.weights.convert import TIMM, convert_to
+from patchlight.weights.convert import convert_to
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.read import CheckpointError, _only_spells_bytes, check_finite, read_checkpoint, read_json
 from patchlight.weights.save import save
+from patchlight.weights.vit.names import TIMM
 
 State = dict[str, Tensor]
 

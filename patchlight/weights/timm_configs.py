@@ -1,38 +1,24 @@
-"""timm's architectures by name: what each is beyond its tensors, and which of them a checkpoint's tensors may be of.
+"""What timm's config.json says: the name of an architecture, and the arguments that it was made with.
 
-The table beside this file is written by benchmarks/timm_architectures.py, from timm itself.
+The table of architectures beside this file says what each is beyond its tensors; benchmarks/timm_architectures.py
+writes it from timm itself. Where no name is given, it tells which of them a checkpoint's tensors may be of.
 """
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchlight.config import ViTConfig
+from patchlight.errors import PatchlightError
 from patchlight.families import CONFIGS
 from patchlight.weights.read import CheckpointError
 
-FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).with_name("timm_architectures.json")
 
-# Settings that change what is computed, and that tensors of the same names and shapes may differ in.
-OPEN = {
-    "vit": (
-        "num_heads",
-        "mlp",
-        "norm_eps",
-        "position",
-        "rope_base",
-        "rope_coordinates",
-        "rope_grid",
-        "block_norm",
-        "pooling",
-    ),
-    "swin": ("norm_eps", "window_size", "measuring_windows"),
-    "convnext": ("mlp", "norm_eps", "final_norm_eps"),
-}
-
-# Values of them that tensors do tell.
+# Values of settings that families leave open, and that tensors do tell.
 _SEEN = {"mlp": ("swiglu",), "pooling": ("attention",), "position": ("rope_mixed", "relative_bias", "relative_mlp")}
 
 # What a model may have otherwise and still be of its architecture.
@@ -58,18 +44,22 @@ def name_in_file(path: Path) -> str | None:
     return next((name for name in (first, first.rpartition("-")[0]) if name in architectures()), None)
 
 
+def _family_of(row: Mapping[str, Any]) -> str:
+    return row.get("architecture", ViTConfig.architecture)
+
+
 @functools.cache
 def settings_of(name: str) -> dict[str, Any]:
     """All settings of an architecture, and its family under "architecture"; of a refused one, what tensors tell."""
     row = architectures()[name]
-    settings = CONFIGS[row.get("architecture", "vit")]().to_dict() | row
+    settings = CONFIGS[_family_of(row)]().to_dict() | row
     return {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
 
 
-def open_settings(name: str) -> dict[str, Any]:
-    """What the tensors of an architecture leave open, and the size of its images."""
+def open_settings(name: str, left_open: tuple[str, ...]) -> dict[str, Any]:
+    """Of an architecture the settings that its tensors leave open, and the size of its images."""
     settings = settings_of(name)
-    told = {key: settings[key] for key in (*OPEN[settings["architecture"]], "image_size")}
+    told = {key: settings[key] for key in (*left_open, "image_size")}
     if "position" in told and not str(told["position"]).startswith("rope"):
         told = {key: value for key, value in told.items() if not key.startswith("rope_")}
     return told
@@ -82,7 +72,7 @@ def refuse_unsupported(name: str, where: str, source: str) -> None:
 
 
 def check_claim(name: str, told: Mapping[str, Any], where: str, source: str) -> None:
-    """Refuse a checkpoint that is said to be what its tensors are not."""
+    """Refuse a checkpoint whose tensors contradict the architecture that is named for it."""
     apart = differences(name, told)
     for key, value in apart.items():
         have = told.get(key, "another")
@@ -90,7 +80,7 @@ def check_claim(name: str, told: Mapping[str, Any], where: str, source: str) -> 
 
 
 def check_depth(name: str, depths: Any, told: Mapping[str, Any], where: str, source: str) -> None:
-    """Refuse a checkpoint with fewer or more blocks than what it is said to be; `depths`: what is said beyond that."""
+    """Refuse a checkpoint with other blocks than its named architecture; `depths`: what model_args say of them."""
     key = "depths" if "depths" in told else "depth"
     expected = depths if depths is not None else settings_of(name).get(key)
     expected = tuple(expected) if isinstance(expected, list) else expected
@@ -102,7 +92,7 @@ def check_depth(name: str, depths: Any, told: Mapping[str, Any], where: str, sou
 
 
 def layer_scale_name(keys: Mapping[str, Any]) -> str | None:
-    """What a checkpoint calls the scale of its branches, which is not the same in all of timm's classes."""
+    """The checkpoint's name for LayerScale weights, which differs between timm's classes."""
     return next((name for name in ("gamma_1", "ls1.gamma") if f"blocks.0.{name}" in keys), None)
 
 
@@ -113,12 +103,12 @@ def traits(told: Mapping[str, Any], keys: Mapping[str, Any], *, has_table: bool)
 
 
 def differences(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of an architecture that are not what `traits` gave, with its values."""
+    """The architecture's settings that differ from what `traits` gave, with the architecture's values."""
     settings = dict(settings_of(name))
     if settings.get("layer_scale") and told.get("layer_scale") not in (None, "ls1.gamma"):
         settings["layer_scale"] = told["layer_scale"]  # gamma_1 is what DeiT III's authors call it, too
-    has_table = settings.get("position") == "learned" or settings.get("add_learned_table", False)
-    settings = settings | {"has_table": has_table} if settings["architecture"] == "vit" else settings
+    if "position" in settings:
+        settings["has_table"] = settings["position"] == "learned" or settings["add_learned_table"]
     apart = {
         key: settings[key]
         for key, value in told.items()
@@ -131,39 +121,42 @@ def differences(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Settled:
-    """What the tensors tell by being those of an architecture of timm."""
+    """Settings that follow because the tensors are those of a known architecture of timm."""
 
     name: str
-    """Of one of them."""
+    """Name of one architecture that fits."""
     settings: dict[str, Any]
     warning: str | None
-    """That blocks may be missing."""
+    """Says that blocks may be missing; None if not."""
 
     @property
     def where(self) -> str:
         return f"timm's {self.name}"
 
 
-def settle(family: str, told: Mapping[str, Any], given: Mapping[str, Any], source: str) -> Settled | None:
-    """What all of timm's architectures have in common whose tensors have these names and shapes; None where there is
-    none, and an error where they differ in what they compute. `told`: from `traits`; `given`: what is known already."""
+def settle(
+    family: str, left_open: tuple[str, ...], told: Mapping[str, Any], given: Mapping[str, Any], source: str
+) -> Settled | None:
+    """What all of timm's architectures of a family have in common whose tensors have these names and shapes; None where
+    there is none, and an error where they differ in what they compute.
+
+    `left_open`: what tensors do not tell; `told`: from `traits`; `given`: what is known already.
+    """
     rows = architectures()
-    names = [
-        name for name, row in rows.items() if row.get("architecture", "vit") == family and not differences(name, told)
-    ]
+    names = [name for name, row in rows.items() if _family_of(row) == family and not differences(name, told)]
     if not names:
         return None
     depth = "depths" if "depths" in told else "depth"
     names.sort(key=lambda name: (settings_of(name)[depth] != told.get(depth), "refused" in rows[name]))
-    for key in OPEN[family]:
+    for key in left_open:
         if key in given:
             fitting = [name for name in names if "refused" not in rows[name] and settings_of(name)[key] == given[key]]
             names = fitting or names
-    still_open = [key for key in OPEN[family] if key not in told and key not in given]
+    still_open = [key for key in left_open if key not in told and key not in given]
     kinds: dict[tuple[Any, ...], str] = {}
     for name in names:
         if "refused" not in rows[name]:
-            kinds.setdefault(tuple(open_settings(name).get(key) for key in still_open), name)
+            kinds.setdefault(tuple(open_settings(name, left_open).get(key) for key in still_open), name)
     unsupported = [name for name in names if "refused" in rows[name]]
     if len(kinds) + bool(unsupported) > 1:
         apart = [place for place, values in enumerate(zip(*kinds, strict=True)) if len(set(values)) > 1]
@@ -181,9 +174,10 @@ def settle(family: str, told: Mapping[str, Any], given: Mapping[str, Any], sourc
         )
     if unsupported:
         refuse_unsupported(unsupported[0], "its tensors", source)
-    common = {key: open_settings(names[0])[key] for key in still_open if key in open_settings(names[0])}
-    if len({open_settings(name)["image_size"] for name in names}) == 1:
-        common["image_size"] = open_settings(names[0])["image_size"]
+    first = open_settings(names[0], left_open)
+    common = {key: first[key] for key in still_open if key in first}
+    if len({settings_of(name)["image_size"] for name in names}) == 1:
+        common["image_size"] = first["image_size"]
     depth_given = "depth" in given or "depths" in given
     return Settled(names[0], common, None if depth_given else _other_depth(told, names))
 
@@ -198,3 +192,72 @@ def _other_depth(told: Mapping[str, Any], names: list[str]) -> str | None:
         f"it has {key}={told[key]}, and timm's {name}, whose tensors are like its, {depth}: if some are missing, it "
         f"will be wrong; {key}={told[key]} says that none are"
     )
+
+
+# Arguments that the tensors tell as well; that matter in training alone, or for what sizes are taken; and those that
+# are read elsewhere. Names with spaces between.
+_IN_SHAPES = (
+    "patch_size in_chans num_classes embed_dim depth depths dims mlp_ratio qkv_bias qkv_fused qk_norm init_values "
+    "ls_init_value class_token reg_tokens num_reg_tokens pre_norm fc_norm use_fc_norm scale_attn_norm "
+    "scale_mlp_norm scale_mlp scale_attn_inner proj_bias swiglu_mlp swiglu_align_to use_abs_pos_emb "
+    "use_rel_pos_bias use_shared_rel_pos_bias rel_pos_dim shared_rel_pos use_pre_transformer_norm "
+    "use_post_transformer_norm kernel_sizes use_grn conv_mlp conv_bias attn_type attn_pool_mlp_ratio head_dim "
+)
+_IN_TRAINING = (
+    "drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate head_init_scale "
+    "weight_init fix_init dynamic_img_size dynamic_img_pad strict_img_size rope_shift_coords rope_jitter_coords "
+    "rope_rescale_coords device dtype "
+)
+_ELSEWHERE = "img_size window_size pretrained_window_sizes num_heads norm_eps act_layer global_pool no_embed_class"
+HARMLESS_ARGUMENTS = frozenset(f"{_IN_SHAPES} {_IN_TRAINING} {_ELSEWHERE}".split())
+
+# Of those that change what is computed, the values beside none at all that say nothing new; others are refused.
+USUAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "output_stride": (32,),
+    "stem_type": ("patch",),
+    "head_norm_first": (False,),
+    "head_hidden_size": (),
+    "always_partition": (False,),
+    "final_norm": (True,),
+    "norm_layer": ("layernorm", "LayerNorm"),
+    "rel_pos_type": ("mlp", "bias"),
+    "pool_include_prefix": (False,),
+    "attn_only_layer_scale": (False,),
+    "rope_grid_offset": (0,),
+    "out_indices": (),
+    "features_only": (False,),
+    "embed_norm_layer": (),
+    "attn_layer": (),
+    "block_fn": (),
+    "embed_layer": (),
+    "mlp_layer": (),
+}
+
+
+def argument_error(said: str) -> PatchlightError:
+    return PatchlightError(
+        f"config.json says {said} in model_args, which is not supported; if it makes no difference to the model, "
+        "take it out"
+    )
+
+
+def check_arguments(arguments: Mapping[str, Any], followed: Collection[str] = ()) -> None:
+    """Refuse an argument that changes the computation, unless it is among those that the caller follows."""
+    for name, value in arguments.items():
+        if name == "global_pool" and value == "":
+            raise argument_error("global_pool=''")
+        if (
+            name in USUAL_ARGUMENTS
+            and name not in followed
+            and value is not None
+            and value not in USUAL_ARGUMENTS[name]
+        ):
+            raise argument_error(f"{name}={value!r}")
+
+
+def note_unknown_arguments(arguments: Mapping[str, Any], followed: Collection[str]) -> tuple[str, ...]:
+    """What is to be said of arguments that are in no table, and are ignored; `followed`: those that a family reads."""
+    unknown = sorted(set(arguments) - HARMLESS_ARGUMENTS - set(USUAL_ARGUMENTS) - set(followed))
+    if not unknown:
+        return ()
+    return (f"model_args in config.json that we do not know, taken to change nothing: {', '.join(unknown)}",)

@@ -1,22 +1,18 @@
-"""ConvNeXt checkpoints: the names that timm, transformers and its authors give the tensors, and what the shapes tell.
+"""ConvNeXt: the names that timm, transformers and its authors give the tensors, what tells its settings, and how to
+write it for them."""
 
-Our blocks are counted over all stages, theirs within each; otherwise the tables of names are as in `convert`.
-"""
-
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from patchlight.errors import PatchlightError
 from patchlight.families import ConvNeXtConfig
-from patchlight.weights.convert import Origin, State, convert_to, refuse
-from patchlight.weights.convert_swin import staged
-from patchlight.weights.names import Names
+from patchlight.models.convnext import ConvNeXt
+from patchlight.weights import staged
+from patchlight.weights.convert import Names, Origin, State, convert_to, refuse
+from patchlight.weights.family import Family, InTimm, InTransformers, Shapes
 from patchlight.weights.read import CheckpointError
-from patchlight.weights.timm_architectures import name_of, open_settings
-from patchlight.weights.timm_arguments import check_arguments
-from patchlight.weights.timm_arguments import refuse as refuse_argument
-from patchlight.weights.transformers_configs import Keys, activation
+from patchlight.weights.timm_configs import argument_error, check_arguments, open_settings
+from patchlight.weights.transformers_configs import Keys, ModelType, activation
 
 OURS: Names = tuple((part, part) for part in ("stem.", "blocks.", "merges.", "norm.", "head."))
 
@@ -72,20 +68,7 @@ _MERGE = r"(?:(?:encoder\.)?stages\.(\d+)\.(?:downsample|downsampling_layer)|dow
 
 def _prepare(state: State) -> State:
     """Blocks counted over all stages; linear layers that are kept as 1 x 1 convolutions, and flat norms over images."""
-    counts: dict[int, int] = {}
-    for key in state:
-        if match := re.match(_BLOCK, key):
-            counts[int(match[1])] = max(counts.get(int(match[1]), 0), int(match[2]) + 1)
-
-    def rename(key: str) -> str:
-        if match := re.match(_BLOCK, key):
-            before = sum(count for stage, count in counts.items() if stage < int(match[1]))
-            return f"blocks.{before + int(match[2])}.{key[match.end() :]}"
-        if match := re.match(_MERGE, key):
-            return f"merges.{int(match[1] or match[2]) - 1}.{key[match.end() :]}"
-        return key
-
-    prepared = {rename(key): value for key, value in state.items()}
+    prepared = staged.count_over_stages(state, _BLOCK, _MERGE, first_merge=1)
     for key, value in prepared.items():
         if ".mlp.fc" in key and value.ndim == 4:
             prepared[key] = value.flatten(1)
@@ -95,17 +78,15 @@ def _prepare(state: State) -> State:
 
 
 ORIGINS: tuple[Origin, ...] = (
-    Origin(name="patchlight", architecture="convnext", marks=("stem.conv.weight", "blocks.0.conv.weight"), names=OURS),
+    Origin(name="patchlight", marks=("stem.conv.weight", "blocks.0.conv.weight"), names=OURS),
     Origin(
         name="timm",
-        architecture="convnext",
         marks=("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),
         names=TIMM,
         prepare=_prepare,
     ),
     Origin(
         name="transformers",
-        architecture="convnext",
         marks=("embeddings.patch_embeddings.weight", "encoder.stages.0.layers.0.dwconv.weight"),
         names=TRANSFORMERS,
         conventions={"final_norm_eps": 1e-12},
@@ -113,7 +94,6 @@ ORIGINS: tuple[Origin, ...] = (
     ),
     Origin(
         name="ConvNeXt",
-        architecture="convnext",
         marks=("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
         names=AUTHORS,
         left_out=((r"^mask_token$|^decoder|^pred\.|^proj\.", "the decoder of pre-training"),),
@@ -130,13 +110,14 @@ UNSUPPORTED = {
 }
 
 
-def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str, Any]:
-    """The settings that tensors in our names tell."""
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
     for key, what in UNSUPPORTED.items():
         if key in shapes:
-            raise CheckpointError(f"{source}: it is a ConvNeXt {what}, which is not supported")
+            raise CheckpointError(f"{shapes.source}: it is a ConvNeXt {what}, which is not supported")
     if "stem.norm.weight" in shapes and "stem.norm.bias" not in shapes:
-        raise CheckpointError(f"{source}: its norms have no bias, as RMS norms have none; only LayerNorm is supported")
+        raise CheckpointError(
+            f"{shapes.source}: its norms have no bias, as RMS norms have none; only LayerNorm is supported"
+        )
     width, channels, down, across = shapes["stem.conv.weight"]
     depth = next(n for n in range(len(shapes) + 1) if f"blocks.{n}.norm.weight" not in shapes)
     stages = 1 + next(n for n in range(len(shapes) + 1) if f"merges.{n}.conv.weight" not in shapes)
@@ -156,33 +137,26 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
     return told
 
 
-# Settings that tensors decide, so that nothing else may contradict them.
-FIRM = frozenset({"widths", "depths", "patch_size", "in_channels", "kernel_size", "grn"})
-
-
-def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's config.json says beyond the shapes."""
-    name = name_of(str(config.get("architecture")))
-    hints = {} if name is None else open_settings(name)
+def _timm_hints(config: Mapping[str, Any], name: str | None, _: Shapes) -> dict[str, Any]:
+    hints = {} if name is None else open_settings(name, LEFT_OPEN)
     arguments = {name: value for name, value in (config.get("model_args") or {}).items() if value is not None}
     check_arguments(arguments)
     if arguments.get("patch_size", 4) > 4:  # so that output_stride=32 is reached early, and convolutions are dilated
-        raise refuse_argument(f"patch_size={arguments['patch_size']!r}")
+        raise argument_error(f"patch_size={arguments['patch_size']!r}")
     activation = arguments.get("act_layer")
     if activation not in (None, "gelu", "gelu_tanh"):
-        raise PatchlightError(f"config.json says act_layer={activation!r}, which we do not have")
+        raise PatchlightError(f"config.json says act_layer={activation!r}, which is not supported")
     if "norm_eps" in arguments:
         hints |= {"norm_eps": arguments["norm_eps"], "final_norm_eps": arguments["norm_eps"]}
     given = {"depths": arguments.get("depths"), "mlp": activation}
-    return hints | {name: value for name, value in given.items() if value is not None}
+    return staged.timm_hints(config, hints | {name: value for name, value in given.items() if value is not None})
 
 
-def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
-    """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
+def _transformers_hints(keys: Keys, shapes: Shapes) -> dict[str, Any]:
     values = keys.values
     return {
         **keys.told,
-        "mlp": activation(keys, ("gelu", "gelu_tanh"), source),
+        "mlp": activation(keys, ("gelu", "gelu_tanh"), shapes.source),
         "widths": values.get("hidden_sizes"),
         "depths": values.get("depths"),
         "image_size": values.get("image_size"),
@@ -190,15 +164,15 @@ def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
     }
 
 
-def to_timm(config: ConvNeXtConfig, state: State) -> tuple[State, str, dict[str, Any]]:
-    """Our state in timm's names, the architecture, and the arguments that make it."""
+def _to_timm(config: ConvNeXtConfig, state: State) -> InTimm:
     patch = config.patch_size[0]
     refuse("timm", config, patch_size=(patch, patch), final_norm_eps=config.norm_eps)
     if len(config.depths) != 4:
         raise PatchlightError(f"depths={config.depths} cannot be written with layout='timm', which has 4 stages")
-    theirs = staged(convert_to(state, TIMM), config, "stages.{}.blocks.{}.", "stages.{}.downsample.", 1)
-    return (
-        theirs,
+    theirs = convert_to(state, TIMM)
+    return InTimm(
+        config,
+        staged.count_within_stages(theirs, config, "stages.{}.blocks.{}.", "stages.{}.downsample.", 1),
         "convnext_tiny",
         {
             "in_chans": config.in_channels,
@@ -211,11 +185,12 @@ def to_timm(config: ConvNeXtConfig, state: State) -> tuple[State, str, dict[str,
             "norm_eps": config.norm_eps,
             "act_layer": config.mlp,
         },
+        first_conv="stem.0",
+        classifier="head.fc",
     )
 
 
-def to_transformers(config: ConvNeXtConfig, state: State) -> tuple[State, dict[str, Any]]:
-    """Our state in transformers' names, and its config.json."""
+def _to_transformers(config: ConvNeXtConfig, state: State) -> InTransformers:
     side, patch = config.image_size[0], config.patch_size[0]
     refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch))
     refuse("transformers", config, kernel_size=7, norm_eps=1e-6, mlp="gelu")
@@ -224,10 +199,11 @@ def to_transformers(config: ConvNeXtConfig, state: State) -> tuple[State, dict[s
     kind, prefix = ("ConvNextV2", "convnextv2") if config.grn else ("ConvNext", "convnext")
     theirs = convert_to(state, TRANSFORMERS)
     theirs = {key: value.view(1, 1, 1, -1) if ".grn." in key else value for key, value in theirs.items()}
-    theirs = staged(theirs, config, "encoder.stages.{}.layers.{}.", "encoder.stages.{}.downsampling_layer.", 1)
+    block, merge = "encoder.stages.{}.layers.{}.", "encoder.stages.{}.downsampling_layer."
+    theirs = staged.count_within_stages(theirs, config, block, merge, 1)
     if config.num_classes:
         theirs = {key if key.startswith("classifier.") else f"{prefix}.{key}": value for key, value in theirs.items()}
-    return theirs, {
+    settings = {
         "model_type": prefix,
         "architectures": [f"{kind}ForImageClassification" if config.num_classes else f"{kind}Model"],
         "image_size": config.image_size[0],
@@ -242,3 +218,27 @@ def to_transformers(config: ConvNeXtConfig, state: State) -> tuple[State, dict[s
         "drop_path_rate": 0.0,
         **({"num_labels": config.num_classes} if config.num_classes else {}),
     }
+    return InTransformers(config, theirs, settings)
+
+
+_MODEL_TYPE = ModelType(
+    defaults={"hidden_act": "gelu", "image_size": 224, "layer_norm_eps": 1e-12}, told={"norm_eps": 1e-6}
+)
+
+LEFT_OPEN = ("mlp", "norm_eps", "final_norm_eps")
+
+FAMILY = Family(
+    config=ConvNeXtConfig,
+    model=ConvNeXt,
+    origins=ORIGINS,
+    from_shapes=from_shapes,
+    read=staged.read,
+    fixed_by_tensors=frozenset({"widths", "depths", "patch_size", "in_channels", "kernel_size", "grn"}),
+    left_open=LEFT_OPEN,
+    timm_names=("convnext_", "convnextv2_"),
+    timm_hints=_timm_hints,
+    model_types={"convnext": _MODEL_TYPE, "convnextv2": _MODEL_TYPE},
+    transformers_hints=_transformers_hints,
+    to_timm=_to_timm,
+    to_transformers=_to_transformers,
+)

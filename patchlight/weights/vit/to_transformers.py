@@ -11,8 +11,9 @@ import torch
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.positions import sincos_2d
-from patchlight.weights.convert import State, convert_to, refuse
-from patchlight.weights.names import BEIT, TRANSFORMERS, TRANSFORMERS_CLIP, TRANSFORMERS_SIGLIP, Names
+from patchlight.weights.convert import Names, State, convert_to, refuse
+from patchlight.weights.family import InTransformers
+from patchlight.weights.vit.names import BEIT, TRANSFORMERS, TRANSFORMERS_CLIP, TRANSFORMERS_SIGLIP, without_patch_boxes
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "swiglu": "silu"}
 
@@ -20,9 +21,8 @@ Written = tuple[ViTConfig, State, dict[str, Any]]
 """The config of what is written, our state in their names, and their config.json beside what all models have in it."""
 
 
-def to_transformers(config: ViTConfig, state: State) -> Written:
-    """The config of what is written, our state in transformers' names, and its config.json."""
-    state = dict(state)
+def to_transformers(config: ViTConfig, state: State) -> InTransformers:
+    config, state = without_patch_boxes(config, state)
     if config.position == "sincos2d":
         state["positions.table"] = sincos_2d(config.grid, config.width).to(state["norm.weight"])
         config = dataclasses.replace(config, position="learned", prefix_positions="none")
@@ -37,11 +37,11 @@ def to_transformers(config: ViTConfig, state: State) -> Written:
     prefix = _PREFIXES.get(model, "")
     if prefix == "vision_model" or (prefix and config.num_classes):
         theirs = {key if key.startswith(heads) else f"{prefix}.{key}": value for key, value in theirs.items()}
-    return written, theirs, _shared(written) | own
+    return InTransformers(written, theirs, _shared(written) | own)
 
 
 def _model_for(config: ViTConfig) -> str:
-    """The kind of model, as transformers calls it, that has what this one has and the plain ViT has not."""
+    """transformers' model type that has the parts of this model."""
     if config.is_rotary:
         return "dinov3_vit"
     if config.position == "relative_bias":
@@ -72,7 +72,7 @@ _PREFIXES = {
 
 
 def _shared(config: ViTConfig) -> dict[str, Any]:
-    """What every model's config.json has."""
+    """Entries of config.json that all model types share."""
     height, width = config.image_size
     down, across = config.patch_size
     return {

@@ -1,12 +1,10 @@
-"""Swin checkpoints: the names that timm, transformers and its authors give the tensors, and what the shapes tell.
+"""Swin: the names that timm, transformers and its authors give the tensors, what tells its settings, and how to write
+it for them."""
 
-Our blocks are counted over all stages, theirs within each; otherwise the tables of names are as in `convert`.
-"""
-
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,12 +14,13 @@ from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.families import SwinConfig
 from patchlight.models.resampling import resample
-from patchlight.weights.convert import Origin, State, convert_to, join_biases, refuse
-from patchlight.weights.names import Names
+from patchlight.models.swin import Swin
+from patchlight.weights import staged
+from patchlight.weights.convert import Names, Origin, State, convert_to, join_biases, refuse, shortest_ratio
+from patchlight.weights.family import Evidence, Family, InTimm, InTransformers, Reading, Shapes, change_sizes
 from patchlight.weights.read import CheckpointError
-from patchlight.weights.timm_architectures import name_of, open_settings
-from patchlight.weights.timm_arguments import check_arguments
-from patchlight.weights.transformers_configs import Keys, activation
+from patchlight.weights.timm_configs import check_arguments, open_settings
+from patchlight.weights.transformers_configs import Keys, ModelType, activation
 
 OURS: Names = tuple(
     (part, part) for part in ("patch_embed.proj.", "patch_embed.norm.", "blocks.", "merges.", "norm.", "head.")
@@ -84,22 +83,9 @@ TRANSFORMERS: Names = (
 
 def _prepare(state: State) -> State:
     """Blocks counted over all stages; what merges patches stands before a stage (timm) or after it (all others)."""
-    counts: dict[int, int] = {}
-    for key in state:
-        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.blocks\.(\d+)\.", key):
-            stage, block = int(match[1]), int(match[2])
-            counts[stage] = max(counts.get(stage, 0), block + 1)
     after = any(re.match(r"(encoder\.)?layers\.0\.downsample\.", key) for key in state)
-
-    def rename(key: str) -> str:
-        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.blocks\.(\d+)\.", key):
-            before = sum(count for stage, count in counts.items() if stage < int(match[1]))
-            return f"blocks.{before + int(match[2])}.{key[match.end() :]}"
-        if match := re.match(r"(?:encoder\.)?layers\.(\d+)\.downsample\.", key):
-            return f"merges.{int(match[1]) - (not after)}.{key[match.end() :]}"
-        return key
-
-    prepared = {rename(key): value for key, value in state.items()}
+    block, merge = r"(?:encoder\.)?layers\.(\d+)\.blocks\.(\d+)\.", r"(?:encoder\.)?layers\.(\d+)\.downsample\."
+    prepared = staged.count_over_stages(state, block, merge, first_merge=0 if after else 1)
     for key in [key for key in prepared if key.endswith(".logit_scale")]:
         prepared[key] = prepared[key].flatten()
     join_biases(prepared)
@@ -114,20 +100,17 @@ _LEFT_OUT = (
 ORIGINS: tuple[Origin, ...] = (
     Origin(
         name="patchlight",
-        architecture="swin",
         marks=("patch_embed.norm.weight", "blocks.0.attn.relative_bias.table"),
         names=OURS,
     ),
     Origin(
         name="patchlight",
-        architecture="swin",
         marks=("patch_embed.norm.weight", "blocks.0.attn.cosine_scale.logarithm"),
         names=OURS,
     ),
     *(
         Origin(
             name="timm",
-            architecture="swin",
             marks=("patch_embed.proj.weight", f"layers.0.blocks.0.attn.{mark}"),
             names=TIMM,
             left_out=_LEFT_OUT,
@@ -138,7 +121,6 @@ ORIGINS: tuple[Origin, ...] = (
     *(
         Origin(
             name="transformers",
-            architecture="swin",
             marks=("embeddings.patch_embeddings.projection.weight", f"encoder.layers.0.blocks.0.attention.{table}"),
             names=TRANSFORMERS,
             left_out=_LEFT_OUT,
@@ -154,14 +136,15 @@ ORIGINS: tuple[Origin, ...] = (
 )
 
 
-def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str, Any]:
-    """The settings that tensors in our names tell."""
+def from_shapes(shapes: Shapes) -> dict[str, Any]:
     width, channels, down, across = shapes["patch_embed.proj.weight"]
     depth = next(n for n in range(len(shapes) + 1) if f"blocks.{n}.norm1.weight" not in shapes)
     widths = [shapes[f"blocks.{n}.norm1.weight"][0] for n in range(depth)]
     stages = [width * 2**stage for stage in range(len(set(widths)))]
     if widths != sorted(widths) or stages != sorted(set(widths)):
-        raise CheckpointError(f"{source}: its blocks are {widths} wide; those of a Swin double from stage to stage")
+        raise CheckpointError(
+            f"{shapes.source}: its blocks are {widths} wide; those of a Swin double from stage to stage"
+        )
     v2 = "blocks.0.attn.cosine_scale.logarithm" in shapes
     biases = [shapes[f"blocks.{n}.attn.relative_bias.{'out.weight' if v2 else 'table'}"] for n in range(depth)]
     told: dict[str, Any] = {
@@ -182,27 +165,13 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], source: str) -> dict[str,
     return told
 
 
-def shortest_ratio(widths: list[int], hidden: list[int]) -> float:
-    """The shortest decimal that gives every width its MLP, whose hidden layer is rounded down."""
-    least = max(map(Fraction, hidden, widths))
-    for digits in range(16):
-        ratio = math.ceil(least * 10**digits) / 10**digits
-        if [int(width * ratio) for width in widths] == hidden:
-            return ratio
-    raise ValueError(f"no one ratio gives MLPs of {hidden} at widths of {widths}")
-
-
 def _side(rows: int) -> int | None:
     """The side of the square window that a table of relative positions with so many rows is for."""
     root = math.isqrt(rows)
     return (root + 1) // 2 if root**2 == rows and root % 2 else None
 
 
-# Settings that tensors decide, so that nothing else may contradict them.
-FIRM = frozenset({"width", "depths", "num_heads", "patch_size", "in_channels", "v2"})
-
-
-def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[str], source: str) -> None:
+def _fit(state: State, own: SwinConfig, config: SwinConfig, _: Origin, notes: list[str], source: str) -> State:
     """Bring the tables of relative positions to the window of the model.
 
     A stage whose grid was smaller than a window may come with a smaller table (timm); it gets the offsets that it
@@ -226,6 +195,35 @@ def fit_windows(state: State, own: SwinConfig, config: SwinConfig, notes: list[s
     if config.window_size != own.window_size and not own.v2:
         sizes = ["x".join(map(str, each.window_size)) for each in (own, config)]
         notes.append(f"resampled relative positions from windows of {sizes[0]} to {sizes[1]}")
+    return state
+
+
+def _change_sizes(own: SwinConfig, asked: SwinConfig, notes: list[str]) -> SwinConfig:
+    """Keep the windows by which a trained Swin V2 measures offsets, whatever the new windows are."""
+    if own.v2 and asked.measuring_windows is None:
+        windows = own.stage_windows()
+        if asked.stage_windows() != windows:
+            asked = dataclasses.replace(asked, measuring_windows=tuple(max(window) for window in windows))
+    change_sizes(own, asked, notes)
+    return asked
+
+
+def _read(evidence: Evidence) -> Reading:
+    reading = staged.read(evidence)
+    assert isinstance(reading.config, SwinConfig)
+    if evidence.shapes.origin.name == "transformers" and reading.config.v2:
+        _refuse_oblong_windows(reading.config, evidence.source)
+    return reading
+
+
+def _refuse_oblong_windows(config: SwinConfig, source: str) -> None:
+    """transformers' Swin V2 makes all windows square, those of grids with a side shorter than a window, too."""
+    for down, across in config.stage_windows():
+        if down != across:
+            raise CheckpointError(
+                f"{source}: with image_size={config.image_size} and patch_size={config.patch_size} it would have "
+                f"windows of {down}x{across} here, where transformers pads them to squares, which is not supported"
+            )
 
 
 def _rows(window: Size) -> int:
@@ -239,36 +237,35 @@ def _widened(table: Tensor, small: Size, window: Size) -> Tensor:
 
 
 def _narrowed(table: Tensor, window: Size, small: Size) -> Tensor:
-    """The inverse of `_widened`: what lies farther apart than a small window is long is left out."""
+    """The inverse of `_widened`: drop the offsets that do not occur in the small window."""
     down, across = window[0] - small[0], window[1] - small[1]
     picture = table.unflatten(0, (2 * window[0] - 1, 2 * window[1] - 1))
     return picture[down : len(picture) - down, across : picture.shape[1] - across].flatten(0, 1).contiguous()
 
 
-def timm_hints(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's config.json says beyond the shapes."""
+def _timm_hints(config: Mapping[str, Any], name: str | None, _: Shapes) -> dict[str, Any]:
     arguments = config.get("model_args") or {}
     check_arguments(arguments)
     if arguments.get("act_layer", "gelu") != "gelu":
-        raise PatchlightError(f"config.json says act_layer={arguments['act_layer']!r}, which we do not have")
-    architecture = str(config.get("architecture"))
-    name = name_of(architecture)
-    hints = {"v2": architecture.startswith("swinv2_")} | ({} if name is None else open_settings(name))
+        raise PatchlightError(f"config.json says act_layer={arguments['act_layer']!r}, which is not supported")
+    usual = {} if name is None else open_settings(name, LEFT_OPEN)
+    hints = {"v2": str(config.get("architecture")).startswith("swinv2_")} | usual
     given = {"image_size": arguments.get("img_size"), "window_size": arguments.get("window_size")}
     given["measuring_windows"] = _measuring(arguments.get("pretrained_window_sizes"))
-    return hints | {name: value for name, value in given.items() if value is not None}
+    return staged.timm_hints(config, hints | {name: value for name, value in given.items() if value is not None})
 
 
 def _measuring(sizes: Any) -> tuple[int, ...] | None:
     """pretrained_window_sizes, where 0 stands for a stage's own; only all of them or none can be."""
     if sizes and any(sizes) and not all(sizes):
-        raise PatchlightError(f"config.json says pretrained_window_sizes={sizes!r}; we have all stages' or none")
+        raise PatchlightError(
+            f"config.json says pretrained_window_sizes={sizes!r}; only all stages' or none are supported"
+        )
     return tuple(sizes) if sizes and all(sizes) else None
 
 
-def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
-    """What transformers' config.json says beyond the shapes, and of the shapes what must agree."""
-    activation(keys, ("gelu",), source)
+def _transformers_hints(keys: Keys, shapes: Shapes) -> dict[str, Any]:
+    activation(keys, ("gelu",), shapes.source)
     values = keys.values
     return {
         **keys.told,
@@ -282,11 +279,8 @@ def transformers_hints(keys: Keys, source: str) -> dict[str, Any]:
     }
 
 
-def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any]]:
-    """Our state in timm's names, the architecture, and the arguments that make it.
-
-    Where a stage's grid is smaller than a window, timm's table is, too; it would resample a larger one.
-    """
+def _to_timm(config: SwinConfig, state: State) -> InTimm:
+    """Where a stage's grid is smaller than a window, timm's table is, too; it would resample a larger one."""
     patch, window = config.patch_size[0], config.window_size[0]
     refuse("timm", config, patch_size=(patch, patch), window_size=(window, window))
     refuse("timm", config, norm_eps=1e-5, uneven_windows="masked")
@@ -304,8 +298,9 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
         q, _, v = theirs.pop(key).chunk(3)
         theirs |= {key.replace("qkv.bias", "q_bias"): q.clone(), key.replace("qkv.bias", "v_bias"): v.clone()}
     measured = {"pretrained_window_sizes": list(config.measuring_windows or [0] * len(config.depths))}
-    return (
-        staged(theirs, config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
+    return InTimm(
+        config,
+        staged.count_within_stages(theirs, config, "layers.{}.blocks.{}.", "layers.{}.downsample.", 1),
         "swinv2_tiny_window8_256" if config.v2 else "swin_tiny_patch4_window7_224",
         (measured if config.v2 else {})
         | {
@@ -319,11 +314,13 @@ def to_timm(config: SwinConfig, state: State) -> tuple[State, str, dict[str, Any
             "mlp_ratio": config.mlp_ratio,
             "qkv_bias": config.qkv_bias,
         },
+        first_conv="patch_embed.proj",
+        classifier="head.fc",
     )
 
 
 def _second(config: SwinConfig, state: State, layout: str) -> State:
-    """The state of a Swin V2 as others keep it; refused where keys have a bias, which theirs have not."""
+    """A Swin V2's state in the shapes that others use; raises if keys have a bias, which theirs lack."""
     if not config.v2:
         return state
     for key, value in state.items():
@@ -348,8 +345,7 @@ def _check_timm_windows(config: SwinConfig, windows: list[Size]) -> None:
             )
 
 
-def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, Any]]:
-    """Our state in transformers' names, and its config.json."""
+def _to_transformers(config: SwinConfig, state: State) -> InTransformers:
     side, patch, window = config.image_size[0], config.patch_size[0], config.window_size[0]
     refuse("transformers", config, image_size=(side, side), patch_size=(patch, patch), window_size=(window, window))
     refuse("transformers", config, norm_eps=1e-5)
@@ -360,10 +356,11 @@ def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, 
     theirs = convert_to(_second(config, state, "transformers"), TRANSFORMERS_OLD)
     if config.v2:
         theirs = {key: value for key, value in theirs.items() if not key.endswith(".key.bias")}
-    theirs = staged(theirs, config, "encoder.layers.{}.blocks.{}.", "encoder.layers.{}.downsample.", 0)
+    block, merge = "encoder.layers.{}.blocks.{}.", "encoder.layers.{}.downsample."
+    theirs = staged.count_within_stages(theirs, config, block, merge, 0)
     if config.num_classes:
         theirs = {key if key.startswith("classifier.") else f"{model}.{key}": value for key, value in theirs.items()}
-    return theirs, {
+    settings = {
         "model_type": model,
         "architectures": [f"{model.capitalize()}{'ForImageClassification' if config.num_classes else 'Model'}"],
         **({"pretrained_window_sizes": measured} if config.v2 else {}),
@@ -381,16 +378,32 @@ def to_transformers(config: SwinConfig, state: State) -> tuple[State, dict[str, 
         "drop_path_rate": 0.0,
         **({"num_labels": config.num_classes} if config.num_classes else {}),
     }
+    return InTransformers(config, theirs, settings)
 
 
-def staged(state: State, config: Any, block: str, merge: str, first_merge: int) -> State:
-    """Blocks counted within each stage, and what lies between stages under their name for it."""
-    theirs: State = {}
-    for key, value in state.items():
-        if match := re.match(r"blocks\.(\d+)\.", key):
-            stage = config.stage_of(int(match[1]))
-            key = block.format(stage, int(match[1]) - config.stage_starts[stage]) + key[match.end() :]
-        elif match := re.match(r"merges\.(\d+)\.", key):
-            key = merge.format(int(match[1]) + first_merge) + key[match.end() :]
-        theirs[key] = value
-    return theirs
+# Their patches and merges have norms with an eps of their own.
+_ONLY = {"use_absolute_embeddings": False, "layer_norm_eps": 1e-5}
+_DEFAULTS = {"hidden_act": "gelu", "image_size": 224, "window_size": 7}
+
+LEFT_OPEN = ("norm_eps", "window_size", "measuring_windows")
+
+FAMILY = Family(
+    config=SwinConfig,
+    model=Swin,
+    origins=ORIGINS,
+    from_shapes=from_shapes,
+    read=_read,
+    fixed_by_tensors=frozenset({"width", "depths", "num_heads", "patch_size", "in_channels", "v2"}),
+    left_open=LEFT_OPEN,
+    change_sizes=_change_sizes,
+    fit=_fit,
+    timm_names=("swin_", "swinv2_"),
+    timm_hints=_timm_hints,
+    model_types={
+        "swin": ModelType(defaults=_DEFAULTS, told={"v2": False}, only=_ONLY),
+        "swinv2": ModelType(defaults=_DEFAULTS | {"pretrained_window_sizes": ()}, told={"v2": True}, only=_ONLY),
+    },
+    transformers_hints=_transformers_hints,
+    to_timm=_to_timm,
+    to_transformers=_to_transformers,
+)

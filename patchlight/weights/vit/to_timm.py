@@ -13,9 +13,9 @@ import torch
 from patchlight.config import ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.models.positions import sincos_2d
-from patchlight.weights.convert import State, convert_to, refuse, reorder_rope
-from patchlight.weights.convert_swin import shortest_ratio
-from patchlight.weights.names import HYBRID, TIMM, Names
+from patchlight.weights.convert import Names, State, convert_to, refuse, shortest_ratio
+from patchlight.weights.family import InTimm
+from patchlight.weights.vit.names import HYBRID, TIMM, reorder_rope, without_patch_boxes
 
 RESNETS = {
     (): "vit_tiny_r_s16_p8_224",
@@ -27,9 +27,8 @@ RESNETS = {
 POOLINGS = {"cls": "token", "mean": "avg", "attention": "map"}
 
 
-def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dict[str, Any]]:
-    """The config of what is written, our state in timm's names, the architecture, and the arguments that make it."""
-    config, state = _in_timms_form(config, dict(state))
+def to_timm(config: ViTConfig, state: State) -> InTimm:
+    config, state = _in_timms_form(*without_patch_boxes(config, state))
     refuse("timm", config, stem="patchify", head_hidden=0)
     if config.pooling not in POOLINGS:
         refuse("timm", config, pooling="cls")
@@ -52,7 +51,16 @@ def to_timm(config: ViTConfig, state: State) -> tuple[ViTConfig, State, str, dic
     theirs = convert_to(state, _names(config)) | frequencies
     batched = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
     theirs = {key: value[None] if key in batched else value for key, value in theirs.items()}
-    return config, theirs, architecture, _shared(config) | arguments
+    return InTimm(
+        config,
+        theirs,
+        architecture,
+        _shared(config) | arguments,
+        first_conv=f"patch_embed.backbone.{'stem.' if config.resnet else ''}conv"
+        if config.resnet is not None
+        else "patch_embed.proj",
+        classifier=["head", "head_dist"] if config.distill_token else "head",
+    )
 
 
 def _in_timms_form(config: ViTConfig, state: State) -> tuple[ViTConfig, State]:
