@@ -54,6 +54,15 @@ EMPTY = "without a subject"
 LOOKING_AT_NOTHING = ("whole photo", "centre 0.7")
 
 
+PUBLISHED = (
+    ("DINO-seg", 45.8, "no labels; attention of DINO S/16"),
+    ("LOST", 61.9, "no labels; features of DINO S/16"),
+    ("TokenCut", 68.8, "no labels; features of DINO S/16"),
+    ("FOUND", 72.5, "no labels; a layer on DINO S/8, taught on the photos of DUTS-TR"),
+)
+"""CorLoc on all 5,011 photos of VOC07 trainval, as those papers have it."""
+
+
 @dataclass(frozen=True)
 class Example:
     """A photo, and the boxes that would be right: none where it shows nothing."""
@@ -253,7 +262,8 @@ def calibrate(said: Sequence[Answer]) -> Calibration:
         if found is None or example.half != 0:
             continue
         heat_hw = found.heat_hw.double().numpy()
-        regions, apart = regions_by(found.method, heat_hw)
+        patches_hw5 = None if found.patches_hw5 is None else found.patches_hw5.numpy()
+        regions, apart = regions_by(found.method, heat_hw, patches_hw5=patches_hw5)
         if regions:
             measures.append(measure(heat_hw, regions[0], apart))
             right.append(overlap >= 0.5)
@@ -267,17 +277,24 @@ def decided_again(said: Iterable[Answer], loaded: pl.Loaded, calibration: Calibr
     for answer in said:
         if answer.found is not None:
             old = answer.found
-            (new,) = Detector(loaded, old.method, calibration).judge(old.heat_hw[None], [old.view])
+            patches_Bhw5 = None if old.patches_hw5 is None else old.patches_hw5[None]
+            (new,) = Detector(loaded, old.method, calibration).judge(old.heat_hw[None], [old.view], None, patches_Bhw5)
             answer = answer._replace(found=replace(old, decision=new.decision, confidence=new.confidence))
         again.append(answer)
     return again
 
 
 def write_calibration(loaded: pl.Loaded, calibration: Calibration) -> Path:
-    """Store it in the model's config.json, beside what it was taught; everything else in there stays."""
+    """Store it in the model's config.json, beside what it was taught."""
+    assert loaded.subject is not None
+    return write_into_config(loaded, {"subject": replace(loaded.subject, calibration=calibration).to_dict()})
+
+
+def write_into_config(loaded: pl.Loaded, changes: dict[str, Any]) -> Path:
+    """Store these in the model's config.json; everything else in there stays."""
     path = loaded.provenance.path.parent / "config.json"
     values = json.loads(path.read_text())
-    values["patchlight"]["subject"]["calibration"] = calibration.to_dict()
+    values["patchlight"] |= changes
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(values, indent=2) + "\n")
     return path
@@ -306,6 +323,13 @@ def box_table(said: Sequence[Answer]) -> str:
                 line += f"   {100 * (own >= 0.5).mean():5.1f} {100 * (own >= 0.7).mean():5.1f}  {own.mean():.3f}"
             lines.append(line)
     return "\n".join(lines)
+
+
+def published(corloc: float, photos: str) -> list[str]:
+    """A model's CorLoc on VOC07 beside what is published, with what each was taught."""
+    lines = [f"CorLoc on VOC07 (published: all 5,011 photos of trainval; this model: {photos})"]
+    lines += [f"{name:12} {value:5.1f}   {how}" for name, value, how in PUBLISHED]
+    return [*lines, f"{'this model':12} {100 * corloc:5.1f}   its card says what it was taught with"]
 
 
 def decision_table(said: Sequence[Answer]) -> str:
@@ -397,6 +421,9 @@ def main() -> None:
     count = len(said) // (len(methods) + len(LOOKING_AT_NOTHING))
     print(f"\r{arguments.model}{how}, {count} photos of {arguments.data}, on {arguments.device}, {seconds:.0f} s")
     print(box_table(said))
+    if (arguments.data / "Annotations").is_dir():
+        own = [answer.overlap >= 0.5 for answer in said if answer.method == methods[0]]
+        print("\n".join(published(sum(own) / max(1, len(own)), f"{count} photos of {arguments.data}")))
     if arguments.calibrate:
         calibration = calibrate(said)
         said = decided_again(said, loaded, calibration)

@@ -26,6 +26,12 @@ GAP_SHARE = 1 / 16
 LEAST_PIECE = 0.1
 """The heat of a piece, as a share of the subject's that it is joined to. What is less is a speck."""
 
+AGREE = 0.5
+"""How far the boxes of two patches overlap that vote for the same object."""
+
+VOTES_FROM = 0.5
+"""The share of a warm patch's least heat with which a patch votes, too."""
+
 MOST_PIECE = 0.5
 """Where several subjects are asked for: a piece with a larger share is a subject of its own."""
 
@@ -38,6 +44,8 @@ class Region:
     score: float
     """The mean heat of its patches."""
     mask_hw: npt.NDArray[np.bool_]
+    fit: float = 0.0
+    """How well its box is expected to fit (intersection over union), where patches say that."""
 
 
 def regions_of(
@@ -73,6 +81,48 @@ def regions_of(
         Region(_box(heat_hw, mask_hw, threshold, edges), float(heat_hw[mask_hw].mean()), mask_hw) for mask_hw in masks
     ]
     return [region for region in regions if _area(region.box) >= min_area * heat_hw.size][:most]
+
+
+def agreed_regions(
+    heat_hw: Any, patches_hw5: npt.NDArray[np.floating], *, threshold: float | None = None, min_area: float = 0.0
+) -> list[Region]:
+    """The boxes that the patches of a map agree on, those with the most votes first; none if nothing is above 0.
+
+    `patches_hw5` is what each patch says of its own object: the box, x0 y0 x1 y1 in shares of the map's sides, and how
+    well it is expected to fit. Patches vote by their heat and by that for their box, and for those that overlap it by
+    half: the box with the most votes is the first, as the mean of the boxes that voted for it, which then vote no
+    more. `threshold` is the least heat of one of its patches.
+    """
+    heat_hw = _checked(heat_hw)
+    h, w = heat_hw.shape
+    threshold = own_threshold(heat_hw) if threshold is None else threshold
+    patches_P5 = np.asarray(patches_hw5, np.float64).reshape(-1, 5)
+    boxes_P4, fit_P, heat_P = patches_P5[:, :4] * (w, h, w, h), patches_P5[:, 4], heat_hw.ravel()
+    voters_V = np.flatnonzero(heat_P >= max(VOTES_FROM * threshold, 1e-6))
+    boxes_V4, heat_V, fit_V = boxes_P4[voters_V], heat_P[voters_V], fit_P[voters_V]
+    agree_VV = _overlaps(boxes_V4, boxes_V4) >= AGREE
+    votes_V = heat_V * fit_V
+    left_V = np.ones(len(voters_V), np.bool_)
+    regions: list[Region] = []
+    while (warm_V := left_V & (heat_V >= threshold)).any():
+        best = int(np.argmax(agree_VV @ (votes_V * left_V)))
+        own_V = agree_VV[best] & left_V
+        weight_V = votes_V * own_V
+        total = float(weight_V.sum())
+        left_V &= ~own_V
+        if not total or not (own_V & warm_V).any():
+            if not own_V.any():
+                break
+            continue
+        box_4 = weight_V @ boxes_V4 / total
+        mask_hw = np.zeros(h * w, np.bool_)
+        mask_hw[voters_V[own_V & warm_V]] = True
+        mask_hw = mask_hw.reshape(h, w)
+        x0, y0, x1, y1 = (float(value) for value in box_4)
+        regions.append(
+            Region((x0, y0, x1, y1), float(heat_hw[mask_hw].mean()), mask_hw, float(weight_V @ fit_V / total))
+        )
+    return [region for region in regions if _area(region.box) >= min_area * heat_hw.size]
 
 
 def own_threshold(heat_hw: npt.NDArray[np.float64]) -> float:
@@ -144,6 +194,16 @@ def _box(
     left, right = _in_order(edge(across_w, x0), width - edge(across_w[::-1], width - x1), x0, x1)
     top, bottom = _in_order(edge(down_h, y0), height - edge(down_h[::-1], height - y1), y0, y1)
     return left, top, right, bottom
+
+
+def _overlaps(one_N4: npt.NDArray[np.float64], other_M4: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Intersection over union of each box with each: (N, M)."""
+    first_NM2 = np.maximum(one_N4[:, None, :2], other_M4[None, :, :2])
+    last_NM2 = np.minimum(one_N4[:, None, 2:], other_M4[None, :, 2:])
+    shared_NM = (last_NM2 - first_NM2).clip(0).prod(-1)
+    area_N, area_M = ((boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1) for boxes in (one_N4, other_M4))
+    either_NM = area_N[:, None] + area_M - shared_NM
+    return np.asarray(shared_NM / np.maximum(either_NM, 1e-9))
 
 
 def _in_order(start: float, end: float, first: int, last: int) -> tuple[float, float]:

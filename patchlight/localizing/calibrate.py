@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,7 @@ def fit(measures: Sequence[Measures], right: Sequence[bool], shows_one: Sequence
     if right_N.all() or not right_N.any():
         raise PatchlightError("a calibration needs photos with right boxes and photos with wrong ones")
     bias, weights_M = logistic(values_NM, right_N)
-    numbers = {name: round(float(weight), 3) for name, weight in zip(NAMES, weights_M, strict=True)}
+    numbers: dict[str, Any] = {name: round(float(weight), 3) for name, weight in zip(NAMES, weights_M, strict=True)}
     plain = Calibration(bias=round(bias, 3), **numbers)
     confidence_N = np.array([confidence_of(each, plain) for each in measures])
     sure = least_sure(confidence_N[shows_N], right_N[shows_N])
@@ -70,16 +71,21 @@ def logistic(
     return float(weights_M[0] - own_M @ mean_M), own_M
 
 
-def least_sure(confidence_N: npt.NDArray[np.float64], right_N: npt.NDArray[np.bool_]) -> float:
+def least_sure(
+    confidence_N: npt.NDArray[np.float64],
+    right_N: npt.NDArray[np.bool_],
+    precision: float = PRECISION,
+    deviations: float = DEVIATIONS,
+) -> float:
     """The confidence from which on enough boxes are right, with the most photos answered; 1 if it is never reached."""
     order_N = np.argsort(-confidence_N, kind="stable")
     count_N = np.arange(1, len(order_N) + 1)
     share_N = np.cumsum(right_N[order_N]) / count_N
     # Wilson's lower bound, which a few right answers do not reach.
-    square = DEVIATIONS**2
-    spread_N = DEVIATIONS * np.sqrt(share_N * (1 - share_N) / count_N + square / (4 * count_N**2))
+    square = deviations**2
+    spread_N = deviations * np.sqrt(share_N * (1 - share_N) / count_N + square / (4 * count_N**2))
     least_N = (share_N + square / (2 * count_N) - spread_N) / (1 + square / count_N)
-    enough = np.flatnonzero(least_N >= PRECISION)
+    enough = np.flatnonzero(least_N >= precision)
     if not len(enough):
         return 1.0
     return float(np.floor(1000 * confidence_N[order_N[enough[-1]]]) / 1000)

@@ -1,6 +1,7 @@
 """Closer looks: a found box once more with more pixels, and large photos in overlapping tiles."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import torch
@@ -64,12 +65,27 @@ class Mosaic:
     Tiles overlap by whole patches, so that the patches of all of them lie on one grid.
     """
 
-    def __init__(self, tiles: Tiles, grid: Size) -> None:
-        self.tiles, self.grid = tiles, grid
+    def __init__(self, tiles: Tiles | int, grid: Size, source_size: Size) -> None:
+        """`tiles` is (down, across), or a number for the photo's shorter side: then a tile has the shape of the model's
+        image, whatever the photo's, and there are as many along the longer side as it takes."""
+        self.grid = grid
         shared = [min(round(OVERLAP * count), count - 1) for count in grid]
         self.stride = (grid[0] - shared[0], grid[1] - shared[1])
         """Patches from one tile's first to the next one's."""
-        self.size = tuple(step * (count - 1) + side for step, count, side in zip(self.stride, tiles, grid, strict=True))
+        self.tiles = (tiles, tiles) if isinstance(tiles, int) else tiles
+        if isinstance(tiles, int):
+            # The axis along which so many tiles show the less of the photo is the longer one.
+            reach = [step * (tiles - 1) + side for step, side in zip(self.stride, grid, strict=True)]
+            pixels = [side / count for side, count in zip(source_size, reach, strict=True)]
+            longer = int(pixels[1] > pixels[0])
+            wanted = source_size[longer] / pixels[1 - longer]  # in patches as large as on the other axis
+            count = 1 + math.ceil(max(0.0, wanted - grid[longer] - 0.5) / self.stride[longer])
+            stride = round((wanted - grid[longer]) / (count - 1)) if count > 1 else self.stride[longer]
+            self.tiles = (count, tiles) if longer == 0 else (tiles, count)
+            self.stride = (stride, self.stride[1]) if longer == 0 else (self.stride[0], stride)
+        self.size = tuple(
+            step * (count - 1) + side for step, count, side in zip(self.stride, self.tiles, grid, strict=True)
+        )
         """Patches of the whole, (down, across)."""
 
     def corners(self) -> list[Size]:

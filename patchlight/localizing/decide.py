@@ -44,6 +44,8 @@ class Measures:
     """The side of a square as large as its box, as a share of the frame."""
     touching: float
     """The share of the frame's four sides that its patches touch."""
+    fit: float
+    """How well its box is expected to fit, by the patches that say so; 0 of other models."""
 
 
 NAMES = tuple(field.name for field in fields(Measures))
@@ -68,6 +70,7 @@ def measure(heat_hw: npt.NDArray[np.floating], region: Region, regions: Sequence
         others=beside / (inside + beside),
         size=math.sqrt(max(0.0, x1 - x0) * max(0.0, y1 - y0) / heat_hw.size),
         touching=float(np.mean(touched)),
+        fit=region.fit,
     )
 
 
@@ -105,15 +108,34 @@ def decide(
 
     `regions` are those that were answered, best first, and `apart` all regions of the map where several subjects are
     looked for: there a deer in two pieces may be two, while one subject that is asked for takes its pieces together.
+
+    Where the boxes beside the first have a calibration of their own, that says whether they are subjects, too.
     """
     if not regions:
         return "none", 0.0
     confidence = confidence_beside(heat_hw, regions[0], apart, calibration)
-    if len(apart) > 1:
+    further = calibration.further
+    if further is not None:
+        others = (confidence_beside(heat_hw, region, apart, further) for region in apart[1:])
+        if confidence >= calibration.sure and any(each >= further.sure for each in others):
+            return "several", confidence
+    elif len(apart) > 1:
         alone = [confidence_alone(heat_hw, region, apart, calibration) for region in apart]
         if sum(each >= calibration.sure for each in alone) > 1:
             return "several", confidence_alone(heat_hw, regions[0], apart, calibration)
     return by_confidence(confidence, calibration), confidence
+
+
+def count_subjects(
+    heat_hw: npt.NDArray[np.floating], decision: Decision, apart: Sequence[Region], calibration: Calibration
+) -> int:
+    """How many subjects a map shows by this decision about it, whether or not all of them were asked for."""
+    if decision != "several":
+        return int(decision != "none")
+    further = calibration.further
+    if further is not None:
+        return 1 + sum(confidence_beside(heat_hw, each, apart, further) >= further.sure for each in apart[1:])
+    return sum(confidence_alone(heat_hw, each, apart, calibration) >= calibration.sure for each in apart)
 
 
 def by_confidence(confidence: float, calibration: Calibration) -> Decision:
@@ -121,6 +143,29 @@ def by_confidence(confidence: float, calibration: Calibration) -> Decision:
     if confidence >= calibration.sure:
         return "subject"
     return "unsure" if confidence >= calibration.nothing else "none"
+
+
+def with_odds(confidence: float, factor: float) -> float:
+    """A confidence whose odds are so many times as high."""
+    odds = factor * confidence
+    return odds / (1 - confidence + odds) if odds else 0.0
+
+
+def confidences(
+    heat_hw: npt.NDArray[np.floating],
+    regions: Sequence[Region],
+    apart: Sequence[Region],
+    calibration: Calibration,
+    *,
+    alone: bool,
+) -> list[float]:
+    """The confidence in each region that was answered, best first; `alone`: the others do not speak against it."""
+    if calibration.further is not None:
+        own = [calibration, *[calibration.further] * len(regions)]
+        pairs = zip(regions, own, strict=False)
+        return [confidence_beside(heat_hw, region, apart, its_own) for region, its_own in pairs]
+    trust = confidence_alone if alone else confidence_beside
+    return [trust(heat_hw, region, apart, calibration) for region in regions]
 
 
 def confidence_beside(

@@ -12,20 +12,28 @@ from typing import Literal, Self, overload
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
-from patchlight.explain.attention import patch_pixels
 from patchlight.geometry import Box, View
-from patchlight.images.decode import MAX_PIXELS, Decoded, Photo, decode, listed
+from patchlight.images.decode import MAX_PIXELS, Alpha, Decoded, Photo, decode, listed
 from patchlight.images.preprocess import Preprocess
-from patchlight.localizing.boxes import Edges, Region, regions_of
+from patchlight.localizing.boxes import Edges, Region, agreed_regions, regions_of
 from patchlight.localizing.closer import Mosaic, Tiles, around, cut_off, look_at
-from patchlight.localizing.decide import GENERIC, Decision, by_confidence, confidence_alone, confidence_beside, decide
+from patchlight.localizing.decide import (
+    GENERIC,
+    Decision,
+    by_confidence,
+    confidences,
+    count_subjects,
+    decide,
+    with_odds,
+)
 from patchlight.localizing.heat import HeatPass, Method, resolve_method
-from patchlight.weights.groups import Named
-from patchlight.weights.load import Loaded, load_or_given
+from patchlight.weights.groups import EMPTY, MOVING, Named
+from patchlight.weights.load import Loaded, Runs, load_or_given
 
 LOOKS_AT_ONCE = 32
 """Parts of photos that go through the model together: bounds the memory."""
@@ -38,9 +46,6 @@ LIKE_THE_FIRST = 0.5
 
 SAME_SUBJECT = 0.5
 """The share of the smaller of two boxes that both cover, from which on they are of one subject."""
-
-MOVING = ("animal", "person", "vehicle")
-"""Groups of classes: a photo that shows one of these is not called empty."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,15 @@ class Localization:
     view: View = field(repr=False)
     patch_size: tuple[float, float] = field(repr=False)
     """(height, width) of a patch in pixels of the model's image."""
-    method: Method
+    method: Method | Literal["alpha"]
+    """"alpha": the photo itself says it, by what is transparent."""
     named: Named | None = None
     """What the photo shows, by a model whose classes have names."""
+    patches_hw5: Tensor | None = field(default=None, repr=False)
+    """What each patch of `heat_hw` says of its own object, of a model that was taught it, see `HeatPass.patch_boxes`;
+    None where tiles were looked at, too."""
+    count: int = 0
+    """How many subjects there are by the decision, though fewer may have been asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +97,15 @@ class DetectorOptions:
     threshold: float | None = None
     min_area: float = 0.0
     second_look: bool = False
-    tiles: Tiles | None = None
+    tiles: Tiles | int | None = None
+    """(down, across), or how many along the shorter side, all square."""
+    empty_below: float | None = None
+    """Confidence of the best box, below which a photo is `none`; None for what the calibration says."""
 
     @property
     def times(self) -> tuple[int, int]:
         """(down, across): how many times the pixels of the model's image a photo is read with."""
-        down, across = self.tiles or (1, 1)
+        down, across = (self.tiles, self.tiles) if isinstance(self.tiles, int) else self.tiles or (1, 1)
         return (2 * down, 2 * across) if self.second_look else (down, across)
 
 
@@ -107,23 +121,31 @@ class Detector:
     method: Method
     calibration: Calibration
     options: DetectorOptions = DetectorOptions()
+    uses_alpha: bool = False
+    """Whether a photo's own transparency says where its subject is: where no method was asked for by name."""
 
     @classmethod
     def of(cls, loaded: Loaded, method: str = "auto", options: DetectorOptions | None = None) -> Self:
         """With the method decided, and the calibration that belongs to the model and the method."""
         loaded.preprocess.check_channels()
         used = resolve_method(loaded, method)
+        if loaded.naming is not None:
+            loaded.check_outputs("logits")
         own = None if loaded.subject is None or used != "subject" else loaded.subject.calibration
-        return cls(loaded, used, own or GENERIC[used], options or DetectorOptions())
+        calibration, options = own or GENERIC[used], options or DetectorOptions()
+        if (least := options.empty_below) is not None:
+            calibration = replace(calibration, nothing=least, sure=max(calibration.sure, least))
+        return cls(loaded, used, calibration, options, uses_alpha=method == "auto")
 
     @property
     def is_calibrated(self) -> bool:
         """Whether confidences were fitted to what the model finds by the method; else they only rank photos."""
-        return self.calibration is not GENERIC[self.method]
+        subject = self.loaded.subject
+        return self.method == "subject" and subject is not None and subject.calibration is not None
 
     @property
     def device(self) -> torch.device:
-        return self.loaded.model.norm.weight.device
+        return self.loaded.device
 
     def __call__(self, photos: Sequence[Photo], batch_size: int = 32) -> list[Localization]:
         """Find the subjects of photos, in their order; `batch_size` is how many a GPU looks at together."""
@@ -142,18 +164,28 @@ class Detector:
         """What one look finds in images that the model takes, one view each."""
         seen = HeatPass(self.loaded, images_BCHW, [self.method])
         logits_BK = None if self.loaded.naming is None else seen.logits()
-        return self.judge(seen.heat(self.method), views, logits_BK)
+        return self.judge(seen.heat(self.method), views, logits_BK, seen.patch_boxes(self.method))
 
-    def judge(self, heat_Bhw: Tensor, views: Sequence[View], logits_BK: Tensor | None = None) -> list[Localization]:
+    def judge(
+        self,
+        heat_Bhw: Tensor,
+        views: Sequence[View],
+        logits_BK: Tensor | None = None,
+        patches_Bhw5: Tensor | None = None,
+    ) -> list[Localization]:
         """What these heat maps say, in the pixels of the photos that the views were made of.
 
-        With logits, photos get the names that the model's classes have, if they have any.
+        With logits, photos get the names that the model's classes have, if they have any; and with what the patches say
+        of their objects (see `HeatPass.patch_boxes`) the boxes that these agree on.
         """
-        maps = zip(heat_Bhw.float().cpu(), views, strict=True)
-        found = [self._from_one(heat_hw, view, self.options.min_area) for heat_hw, view in maps]
+        each_hw5 = [None] * len(views) if patches_Bhw5 is None else patches_Bhw5.float().cpu()
+        maps = zip(heat_Bhw.float().cpu(), each_hw5, views, strict=True)
+        found = [self._from_one(heat_hw, own_hw5, view, self.options.min_area) for heat_hw, own_hw5, view in maps]
         if self.loaded.naming is None or logits_BK is None:
             return found
-        return [with_name(each, name) for each, name in zip(found, self.loaded.naming.named(logits_BK), strict=True)]
+        return [
+            self.with_name(each, name) for each, name in zip(found, self.loaded.naming.named(logits_BK), strict=True)
+        ]
 
     def look_again(self, photos: Sequence[Decoded], found: Sequence[Localization]) -> list[Localization]:
         """The same with boxes from a second look at each, which has more pixels for what the first look found.
@@ -171,11 +203,33 @@ class Detector:
                 for index, subject in part
             ]
             images_BCHW = torch.stack([image_CHW for image_CHW, _ in looks])
-            again = closer.judge(closer.heat(images_BCHW), [view for _, view in looks])
+            seen = HeatPass(self.loaded, images_BCHW, [self.method])
+            heat_Bhw, patches_Bhw5 = seen.heat(self.method), seen.patch_boxes(self.method)
+            again = closer.judge(heat_Bhw, [view for _, view in looks], patches_Bhw5=patches_Bhw5)
             for (index, subject), each in zip(part, again, strict=True):
                 fits = each.subjects and each.subjects[0].box.iou(subject.box) >= LIKE_THE_FIRST
                 boxes[index].append(replace(subject, box=each.subjects[0].box) if fits else subject)
         return [replace(each, subjects=tuple(boxes[index])) for index, each in enumerate(found)]
+
+    def with_name(self, found: Localization, named: Named) -> Localization:
+        """With what the photo is called; where that is something that moves, it is not empty, though nothing stands
+        out, and where it is `empty`, its boxes are believed as far as it may be wrong about that.
+
+        Classes of which each moves say of every photo that something does: such names prove nothing.
+        """
+        found, groups = replace(found, named=named), self.loaded.groups
+        if groups is None:
+            return found
+        if named.group == EMPTY and named.group_confidence is not None:
+            left = 1 - min(1.0, named.group_confidence)
+            subjects = tuple(replace(each, confidence=left * each.confidence) for each in found.subjects)
+            confidence = left * found.confidence
+            decision = by_confidence(confidence, self.calibration)
+            return replace(found, subjects=subjects, confidence=confidence, decision=decision)
+        # Where the user says from when on a photo is empty, that is what counts.
+        missed = self.options.empty_below is None and found.decision == "none" and bool(found.subjects)
+        missed = missed and named.group in MOVING
+        return replace(found, decision="unsure") if missed and not {*groups.names} <= {*MOVING} else found
 
     def heat(self, images_BCHW: Tensor) -> Tensor:
         """heat_Bhw of images that the model takes."""
@@ -199,10 +253,41 @@ class Detector:
             found = []
             for images_BCHW, views in _of_one_size([self.loaded.preprocess(photo) for photo in decoded]):
                 found += self.look(images_BCHW, views)
-        return self.look_again(decoded, found) if self.options.second_look else found
+        if self.options.second_look:
+            found = self.look_again(decoded, found)
+        return [self.by_alpha(each, photo.alpha) for each, photo in zip(found, decoded, strict=True)]
 
-    def _in_tiles(self, photo: Decoded, tiles: Tiles) -> Localization:
-        """Find the subjects of one photo in overlapping tiles, (down, across), and in the whole of it.
+    def by_alpha(self, found: Localization, alpha: Alpha | None) -> Localization:
+        """What was found, or, of a photo with a transparent background, what is in front of it, and its name."""
+        if alpha is None or not self.uses_alpha:
+            return found
+        h, w = found.heat_hw.shape
+        (down, across), (height, width) = found.patch_size, found.view.source_size
+        levels = alpha.levels
+        shown = found.view.to_source(Box(0, 0, w * across, h * down))
+        shown = shown.scaled((levels.height / height, levels.width / width))
+        ends = shown.to_ints()
+        # What the model sees beside the photo shows nothing.
+        part = levels.crop(ends).resize(
+            (w, h),
+            Image.Resampling.BOX,
+            (shown.left - ends[0], shown.top - ends[1], shown.right - ends[0], shown.bottom - ends[1]),
+        )
+        heat_hw = torch.from_numpy(np.asarray(part, np.float32) / 255)
+        return replace(
+            found,
+            subjects=(Subject(alpha.box, 1.0, 1.0),),
+            decision="subject",
+            confidence=1.0,
+            heat_hw=heat_hw,
+            mask_hw=heat_hw >= 0.5,
+            method="alpha",
+            patches_hw5=None,
+            count=1,
+        )
+
+    def _in_tiles(self, photo: Decoded, tiles: Tiles | int) -> Localization:
+        """Find the subjects of one photo in overlapping tiles, see `Mosaic`, and in the whole of it.
 
         Each tile is looked at as a photo of its own, and what its border cuts off is left to the others. What the whole
         photo is sure of comes first, since of a large subject a tile shows a part; else the find with the most
@@ -212,27 +297,29 @@ class Detector:
         loaded, calibration = self.loaded, self.calibration
         most, min_area = self.options.subjects, self.options.min_area
         model_size = loaded.preprocess.config.image_size
-        mosaic = Mosaic(tiles, loaded.config.grid_for(model_size))
+        mosaic = Mosaic(tiles, loaded.config.grid_for(model_size), photo.source_size)
         height, width = photo.source_size
         parts = [Box(0, 0, width, height), *mosaic.boxes(photo.source_size)]
-        maps, views, named = [], [], None
+        maps: list[tuple[Tensor, Tensor | None]] = []
+        views, named = [], None
         for start in range(0, len(parts), LOOKS_AT_ONCE):
             seen = [look_at(photo, part, loaded.preprocess) for part in parts[start : start + LOOKS_AT_ONCE]]
             heat_pass = HeatPass(loaded, torch.stack([image_CHW for image_CHW, _ in seen]), [self.method])
-            maps.append(heat_pass.heat(self.method).float().cpu())
+            patches_Bhw5 = heat_pass.patch_boxes(self.method)
+            each_hw5 = [None] * len(seen) if patches_Bhw5 is None else patches_Bhw5.float().cpu()
+            maps += zip(heat_pass.heat(self.method).float().cpu(), each_hw5, strict=True)
             views += [view for _, view in seen]
             if not start and loaded.naming is not None:
                 named = loaded.naming.named(heat_pass.logits()[:1])[0]  # by the whole photo
-        heat_Thw = torch.cat(maps)
-        whole = self._from_one(heat_Thw[0], views[0], min_area)
+        whole = self._from_one(*maps[0], views[0], min_area)
         sure = whole.decision in ("subject", "several")
         best, others = whole.subjects[:1], whole.subjects[1:]
         first = [*best, *(each for each in others if self._is_sure(each))] if sure else []
         small = [
             subject
-            for part, heat_hw, view in zip(parts[1:], heat_Thw[1:], views[1:], strict=True)
+            for part, tile, view in zip(parts[1:], maps[1:], views[1:], strict=True)
             # What lies beside a find in its tile may be a part of what the whole photo shows.
-            for subject in self._from_one(heat_hw, view, 0.0, alone=most != 1).subjects
+            for subject in self._from_one(*tile, view, 0.0, alone=most != 1).subjects
             if not cut_off(subject.box, part, photo.source_size) and subject.box.area >= min_area * height * width
         ]
         small.sort(key=lambda subject: -subject.confidence)
@@ -242,28 +329,40 @@ class Detector:
         subjects = _apart(first, sorted(further, key=lambda subject: -subject.confidence))
         # The best one stays, so that a photo has a box whatever its decision says.
         subjects = [each for place, each in enumerate(subjects) if not place or each.confidence >= calibration.nothing]
-        subjects = subjects[:most]
+        several = sum(map(self._is_sure, subjects[:most])) > 1
+        # What is looked for in so many places is found by chance so many times as often.
+        subjects = [
+            replace(each, confidence=with_odds(each.confidence, 1 / (len(parts) - 1))) if each in small else each
+            for each in subjects
+        ]
+        subjects = [*subjects[: len(first)], *sorted(subjects[len(first) :], key=lambda each: -each.confidence)][:most]
         confidence = subjects[0].confidence if subjects else 0.0
         decision = whole.decision if sure else by_confidence(confidence, calibration)
-        if sum(map(self._is_sure, subjects)) > 1:
+        if several and decision == "subject":
             decision = "several"
         found = replace(
             whole,
             subjects=tuple(subjects),
             decision=decision,
             confidence=confidence,
-            heat_hw=mosaic.joined(heat_Thw[1:], heat_Thw[0]),
+            heat_hw=mosaic.joined(torch.stack([heat_hw for heat_hw, _ in maps[1:]]), maps[0][0]),
             mask_hw=mosaic.covered([each.box for each in subjects], photo.source_size),
             view=mosaic.view(photo, whole.patch_size),
+            patches_hw5=None,
+            count=max(2, sum(map(self._is_sure, subjects))) if decision == "several" else int(decision != "none"),
         )
-        return found if named is None else with_name(found, named)
+        return found if named is None else self.with_name(found, named)
 
     def _is_sure(self, subject: Subject) -> bool:
         return subject.confidence >= self.calibration.sure
 
-    def _from_one(self, heat_hw: Tensor, view: View, min_area: float, *, alone: bool = False) -> Localization:
+    def _from_one(
+        self, heat_hw: Tensor, patches_hw5: Tensor | None, view: View, min_area: float, *, alone: bool = False
+    ) -> Localization:
         """`alone` says that regions do not speak against each other's subjects, as where there are several."""
-        levels_hw, patch_size = heat_hw.numpy(), patch_pixels(self.loaded.config, view.model_size)
+        levels_hw, patch_size = heat_hw.numpy(), self.loaded.config.patch_pixels(view.model_size)
+        said_hw5 = None if patches_hw5 is None else patches_hw5.numpy()
+        options = self.options
 
         def in_photo(region: Region) -> Box:
             (x0, y0, x1, y1), (down, across) = region.box, patch_size
@@ -272,11 +371,11 @@ class Detector:
         # A box without area lies in what was added around the photo.
         regions, apart = (
             [region for region in each if in_photo(region).area > 0]
-            for each in regions_by(self.method, levels_hw, self.options.subjects, self.options.threshold, min_area)
+            for each in regions_by(self.method, levels_hw, options.subjects, options.threshold, min_area, said_hw5)
         )
         decision, confidence = decide(levels_hw, regions, apart, self.calibration)
-        trust = confidence_alone if alone or decision == "several" else confidence_beside
-        sure = [trust(levels_hw, region, apart, self.calibration) for region in regions]
+        alone = alone or decision == "several"
+        sure = confidences(levels_hw, regions, apart, self.calibration, alone=alone)
         mask_hw = np.logical_or.reduce([region.mask_hw for region in regions], initial=False)
         return Localization(
             subjects=tuple(
@@ -289,13 +388,15 @@ class Detector:
             view=view,
             patch_size=patch_size,
             method=self.method,
+            patches_hw5=patches_hw5,
+            count=count_subjects(levels_hw, decision, apart, self.calibration),
         )
 
 
 @overload  # a path is a sequence, too, of letters: the first that fits is taken
 def localize(  # type: ignore[overload-overlap]
     photos: Photo,
-    model: str | os.PathLike[str] | Loaded = ...,
+    model: str | os.PathLike[str] | Loaded | Runs = ...,
     method: str = ...,
     *,
     subjects: int | Literal["all"] = ...,
@@ -311,7 +412,7 @@ def localize(  # type: ignore[overload-overlap]
 @overload
 def localize(
     photos: Sequence[Photo],
-    model: str | os.PathLike[str] | Loaded = ...,
+    model: str | os.PathLike[str] | Loaded | Runs = ...,
     method: str = ...,
     *,
     subjects: int | Literal["all"] = ...,
@@ -326,7 +427,7 @@ def localize(
 
 def localize(
     photos: Photo | Sequence[Photo],
-    model: str | os.PathLike[str] | Loaded = "default",
+    model: str | os.PathLike[str] | Loaded | Runs = "default",
     method: str = "auto",
     *,
     subjects: int | Literal["all"] = 1,
@@ -339,11 +440,11 @@ def localize(
 ) -> Localization | list[Localization]:
     """Find the subjects of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what `decode` gave).
 
-    Several photos give a list, in their order. `model` is what `load` takes, or gave. `subjects` is how many of a photo
-    are wanted at most, or "all". `threshold` is the least heat of a subject's patch (None: from the map itself) and
-    `min_area` the share of the frame that a box covers at least. `second_look` looks once more at each found box, with
-    more pixels; `tiles`, (down, across) or one number for both, looks at overlapping parts of the photo besides the
-    whole, for subjects that are small in large photos.
+    Several photos give a list, in their order. `model` is what `load` takes, or gave, or what `load_engine` gave.
+    `subjects` is how many of a photo are wanted at most, or "all". `threshold` is the least heat of a subject's patch
+    (None: from the map itself) and `min_area` the share of the frame that a box covers at least. `second_look` looks
+    once more at each found box, with more pixels; `tiles` looks at overlapping parts of the photo besides the whole,
+    for subjects that are small in large photos: so many square ones along its shorter side, or (down, across).
     """
     options = DetectorOptions(
         subjects=_most(subjects),
@@ -380,20 +481,18 @@ def read(
     return decode(photo, fast_size=fast_size, max_pixels=max_pixels)
 
 
-def with_name(found: Localization, named: Named) -> Localization:
-    """With what the photo is called; where that is something that moves, it is not empty, though nothing stands out."""
-    missed = found.decision == "none" and found.subjects and named.group in MOVING
-    return replace(found, named=named, decision="unsure" if missed else found.decision)
-
-
 def regions_by(
     method: Method,
     heat_hw: npt.NDArray[np.floating],
     most: int | None = 1,
     threshold: float | None = None,
     min_area: float = 0.0,
+    patches_hw5: npt.NDArray[np.floating] | None = None,
 ) -> tuple[list[Region], list[Region]]:
     """The regions of a method's map that answer, `most` of them, and all that it has, see `decide`."""
+    if patches_hw5 is not None:
+        apart = agreed_regions(heat_hw, patches_hw5, threshold=threshold, min_area=min_area)
+        return apart[:most], apart
     edges: Edges = "coverage" if method == "subject" else "crossing"
     if threshold is None:
         threshold = threshold_for(method, heat_hw)
@@ -436,10 +535,12 @@ def _most(subjects: object) -> int | None:
     return subjects
 
 
-def _tiles(tiles: object) -> Tiles | None:
+def _tiles(tiles: object) -> Tiles | int | None:
     if tiles is None:
         return None
     pair = (tiles, tiles) if type(tiles) is int else tiles
     if not (isinstance(pair, tuple) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MOST_TILES for n in pair)):
-        raise PatchlightError(f"tiles={tiles!r} is not known; it is (down, across), each from 1 to {MOST_TILES}")
-    return pair
+        raise PatchlightError(
+            f"tiles={tiles!r} is not known; it is a number from 1 to {MOST_TILES}, or (down, across) of such"
+        )
+    return tiles if isinstance(tiles, int) else pair

@@ -64,6 +64,8 @@ def resolve_method(loaded: Loaded, method: str) -> Method:
     if method not in known:
         raise PatchlightError(f"method={method!r} is not known; it is one of {', '.join(known)}")
     model = loaded.model
+    if loaded.engine is not None:
+        return _method_of_engine(loaded, method)
     if not isinstance(model, ViT):
         if method in ("subject", "cls", "rollout"):
             kind = type(model).__name__
@@ -78,6 +80,33 @@ def resolve_method(loaded: Loaded, method: str) -> Method:
     return cast(Method, method)
 
 
+EXPORTED: dict[str, str] = {"subject": "subject", "cls": "attention", "features": "dense"}
+"""Methods that exported models can do, and the output that each is made of."""
+
+
+def can_do(exported: Loaded, method: Method) -> bool:
+    """Whether an exported model gives what the method is made of."""
+    return exported.engine is not None and EXPORTED.get(method) in exported.engine.outputs
+
+
+def _method_of_engine(loaded: Loaded, method: str) -> Method:
+    if method == "auto":
+        outputs = () if loaded.engine is None else loaded.engine.outputs
+        taught = loaded.subject is not None
+        method = next((each for each, name in EXPORTED.items() if name in outputs and not taught), "subject")
+    if method == "subject" and loaded.subject is None:
+        raise PatchlightError(
+            "method='subject': this model was not taught to find subjects; export it with --outputs attention or "
+            "dense, for the methods 'cls' and 'features'"
+        )
+    if method not in EXPORTED:
+        raise PatchlightError(
+            f"method={method!r} reads what no exported model gives; use {', '.join(EXPORTED)}, or the model itself"
+        )
+    loaded.check_outputs(EXPORTED[method])
+    return cast(Method, method)
+
+
 def heat_maps(loaded: Loaded, images_BCHW: Tensor, method: str = "auto") -> Tensor:
     """Where the subjects of these images are, from 0 to 1: heat_Bhw float32, on the model's device."""
     used = resolve_method(loaded, method)
@@ -87,7 +116,8 @@ def heat_maps(loaded: Loaded, images_BCHW: Tensor, method: str = "auto") -> Tens
 class HeatPass:
     """One forward pass over images that the model takes, from which the maps of several methods are made.
 
-    Rollout reads every block and makes a pass of its own. Padded images are not for this: each has to fill its frame.
+    Of an exported model it is what this gave. Rollout reads every block and makes a pass of its own. Padded images are
+    not for this: each has to fill its frame.
     """
 
     @torch.no_grad()
@@ -103,13 +133,19 @@ class HeatPass:
         model = loaded.model
         check_image(images_BCHW, model.config.in_channels)
         wanted = set(methods)
+        self.exported: dict[str, Tensor] | None = None
+        """What an exported model gave, by output."""
+        if loaded.engine is not None:
+            found = loaded.engine(images_BCHW.numpy())
+            self.exported = {name: torch.from_numpy(each) for name, each in found.items()}
+            return
         weight = model.norm.weight
         self.images_BCHW = images_BCHW.to(weight.device, weight.dtype)
         self.grid = model.config.grid_for((images_BCHW.shape[2], images_BCHW.shape[3]))
         self.last: Heads | None = None
         """A ViT's last block's queries and keys; None where no method that is wanted reads them."""
         self.entered_BND: Tensor | None = None
-        """The tokens that enter that block, where the rest of it is left out."""
+        """The tokens that enter that block, where it was left out in part, or was seen as every other."""
         self.tokens_BND: Tensor | None = None
         """All of a ViT's tokens that come out, where the last block was passed as a whole."""
         self.features_BPD: Tensor | None = None
@@ -118,6 +154,8 @@ class HeatPass:
         def keep(index: int, heads: Heads, x_BND: Tensor) -> None:
             if index == model.config.depth - 1:
                 self.last = heads
+            if index == model.config.depth - 2:
+                self.entered_BND = x_BND
             assert visit is not None
             visit(index, heads, x_BND)
 
@@ -136,6 +174,8 @@ class HeatPass:
     @torch.no_grad()
     def heat(self, method: Method) -> Tensor:
         """The map of one method, which has to be among those that the pass was made for: heat_Bhw."""
+        if self.exported is not None:
+            return _heat_of_output(method, self.exported[EXPORTED[method]])
         if method == "rollout":
             heat_Bhw = rollout(self.loaded.model, self.images_BCHW).float()
             return _divide_by_max(heat_Bhw.flatten(1)).view_as(heat_Bhw)
@@ -158,13 +198,46 @@ class HeatPass:
         return heat_BP.unflatten(1, self.grid)
 
     @torch.no_grad()
+    def patch_boxes(self, method: Method) -> Tensor | None:
+        """What each patch says of its object, beside the map of this method: patches_Bhw5 float32, its box x0 y0 x1 y1
+        in shares of the image's sides, and how well that box is expected to fit (intersection over union).
+
+        None where the model has no patch boxes, and for other maps than the one that it was taught with them.
+        """
+        model = self.loaded.model
+        if self.exported is not None:
+            return self.exported.get("boxes") if method == "subject" else None
+        if method != "subject" or not isinstance(model, ViT) or model.patch_boxes is None:
+            return None
+        assert self.entered_BND is not None
+        boxes_Bhw4, fit_Bhw = model.patch_boxes(self.entered_BND[:, self.geometry.num_prefix :], self.grid)
+        return torch.cat((boxes_Bhw4.clamp(0.0, 1.0), fit_Bhw.sigmoid()[..., None]), 3)
+
+    @torch.no_grad()
     def logits(self) -> Tensor:
         """What the model's head says of the images, logits_BK: from the same pass, where it was made."""
+        if self.exported is not None:
+            return self.exported["logits"]
         model = self.loaded.model
-        if isinstance(model, ViT) and self.tokens_BND is not None:
-            return model.read(self.tokens_BND, self.geometry)
-        if not isinstance(model, ViT) or self.last is None or self.entered_BND is None:
+        x_BND = self._tokens_read()
+        if not isinstance(model, ViT) or x_BND is None:
             return model(self.images_BCHW)
+        return model.read(x_BND, self.geometry)
+
+    @torch.no_grad()
+    def features(self) -> Tensor:
+        """What the head is given, features_BD, in the same way."""
+        model = self.loaded.model
+        x_BND = self._tokens_read()
+        if not isinstance(model, ViT) or x_BND is None:
+            return model.features(self.images_BCHW)
+        return model.pooled(x_BND, self.geometry)
+
+    def _tokens_read(self) -> Tensor | None:
+        """The last tokens, or those of them that the model's answer is read from; None where there was no such pass."""
+        model = self.loaded.model
+        if self.tokens_BND is not None or not isinstance(model, ViT) or self.last is None or self.entered_BND is None:
+            return self.tokens_BND
         # A class token's answer takes the rest of its own row alone, and that of a distillation token beside it.
         first = 1 + model.config.distill_token if model.config.pooling == "cls" else None
         block, (q_BANE, k_BANE, v_BANE, mask, _) = cast(Block, model.blocks[-1]), self.last
@@ -175,7 +248,7 @@ class HeatPass:
         attended_BND = block.norm1(attended_BND) if block.norms_after else attended_BND
         x_BND = block.residual1(self.entered_BND[:, :first], attended_BND)
         x_BND = block.residual2(x_BND, block.mlp_branch(x_BND))
-        return model.read(model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND, self.geometry)
+        return model.norm(x_BND) if model.config.final_norm == "tokens" else x_BND
 
     def _keys_BPD(self) -> Tensor:
         """The last block's keys of the patches, all heads together, float32; the features, where there are no keys."""
@@ -184,6 +257,16 @@ class HeatPass:
             return self.features_BPD
         k_BAPE = self.last.k_BANE[:, :, self.geometry.num_prefix :]
         return k_BAPE.transpose(1, 2).flatten(2).float()
+
+
+def _heat_of_output(method: Method, output: Tensor) -> Tensor:
+    """heat_Bhw, of what an exported model gave."""
+    if method == "cls":
+        return _divide_by_max(output.mean(1).flatten(1)).unflatten(1, output.shape[2:])
+    if method == "features":
+        grid = (output.shape[2], output.shape[3])
+        return leading_component(output.flatten(2).mT, grid).unflatten(1, grid)
+    return output
 
 
 def last_heads(vit: ViT, images_BCHW: Tensor) -> tuple[Heads, Tensor, TokenGeometry]:

@@ -29,15 +29,15 @@ class Trained:
     """A finished run."""
 
     folder: Path
-    """What `patchlight.load` takes."""
+    """The run's folder, for `patchlight.load`."""
     config: TrainConfig
-    """With what was chosen for the photos, and what `settings` changed."""
+    """The settings that the run used, with all choices and changes applied."""
     photos: int
-    """That the model was judged by, once it was finished."""
+    """Number of photos in the final evaluation."""
     accuracy: float | None
     """Of its answers; of a run without labels that of its features' nearest neighbours, and None without classes."""
     measures: Mapping[str, Any]
-    """All that was measured then, by name, as on the card."""
+    """All figures of the final evaluation, by name, as on the card."""
 
     @functools.cached_property
     def loaded(self) -> Loaded:
@@ -147,7 +147,7 @@ def _run(
 
 
 def _heard(reporter: Reporter | None) -> contextlib.AbstractContextManager[Reporter]:
-    """Only of the first process, where there are several."""
+    """The reporter in the first process, a silent one in all others."""
     if rank_and_world()[0]:
         return contextlib.nullcontext(SILENT)
     return on_terminal() if reporter is None else contextlib.nullcontext(reporter)

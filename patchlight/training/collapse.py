@@ -26,7 +26,7 @@ class Signs(NamedTuple):
 
     @property
     def information(self) -> float:
-        """What an answer tells of its photo: 0 if all photos get the same one, whatever that is."""
+        """How much the answers depend on the photo: 0 if all photos get the same answer."""
         return self.mean_entropy - self.answer_entropy
 
 

@@ -214,6 +214,8 @@ class SubjectConfig(JsonConfig):
 
     # What the place counts for in the loss, beside the label.
     weight: float = 3.0
+    # And what the boxes of a model with patch_boxes count for.
+    box_weight: float = 2.0
     # Pixels a side of the canvas that a photo is kept on; larger photos are made smaller.
     canvas: int = 192
     # The share of photos with a box of which a part is cut that holds the whole subject; of the others any part is.
@@ -240,7 +242,8 @@ class SubjectConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        require(self.weight > 0, f"weight={self.weight} must be more than 0")
+        for name in ("weight", "box_weight"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be more than 0")
         require_within(self, "canvas", 16, 4096)
         for name in ("whole", "together", "mask_share", "to_the_edge", "visible", "paste", "colour", "grey"):
             require_within(self, name, 0, 1)

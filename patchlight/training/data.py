@@ -80,7 +80,7 @@ class Stored(Protocol):
     def select(self, indices: npt.NDArray[np.int64]) -> "Stored": ...
 
     def source(self, index: int, name: str) -> Photo:
-        """What `decode` takes."""
+        """The photo, in a form that `decode` takes."""
 
 
 class Dataset:
@@ -449,7 +449,7 @@ def evaluation_batches(
 
 
 class _PreparePhotos:
-    """Reads photos as they are classified: decoded whole, resized and cropped, and not yet normalised."""
+    """Worker: reads photos as for classification, resized and cropped but not normalised."""
 
     def __init__(self, dataset: Dataset, config: PreprocessConfig) -> None:
         self.dataset, self.config = dataset, config
@@ -466,7 +466,7 @@ def _of_one_size(config: PreprocessConfig, image_size: Size) -> PreprocessConfig
 
 
 def _read_again(dataset: Dataset, index: int, fast_size: Size | None) -> Decoded:
-    """A photo that could be read when the set was scanned."""
+    """Read a photo again that was readable when the set was scanned."""
     try:
         return dataset.read(index, fast_size)
     except ImageError as error:

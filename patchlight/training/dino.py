@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.images.augment import AugmentConfig, normalise, random_view
+from patchlight.images.augment import AugmentConfig, RandomView, normalise, random_view
 from patchlight.images.draws import Draws
 from patchlight.json_config import require
 from patchlight.models.vit import ViT
@@ -92,7 +92,7 @@ class Dino(Learner):
         )
 
     def train(self, mode: bool = True) -> "Dino":
-        """The teacher never drops anything."""
+        """Keep the teacher in eval mode, without stochastic depth."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -131,17 +131,15 @@ class Dino(Learner):
 
     def _view(self, batch: Batch, draws: Draws, size: Size, area: tuple[float, float]) -> Tensor:
         dino = self.dino
-        view_BCHW = random_view(
-            batch.images_BCHW,
-            draws,
+        view = RandomView(
             size=size,
             area=area,
             colour=dino.colour,
-            grey=dino.grey,
-            blur=dino.blur,
-            solarize=dino.solarize,
+            grey_share=dino.grey,
+            blur_share=dino.blur,
+            solarize_share=dino.solarize,
         )
-        return normalise(view_BCHW, self.config.preprocess)
+        return normalise(random_view(batch.images_BCHW, draws, view), self.config.preprocess)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         large_GCHW, small_LCHW, hidden_BM = inputs
@@ -214,7 +212,7 @@ class Dino(Learner):
 
     @torch.no_grad()
     def after_move(self) -> None:
-        """The teacher follows the student."""
+        """Move the teacher's weights towards the student's."""
         teachers: list[Tensor] = [*self.teacher.parameters(), *self.teacher_head.parameters()]
         students: list[Tensor] = [*self.vit.parameters(), *self.head.parameters()]
         # Not by _foreach_lerp_, whose one weight for all would have to be a number of the host.
@@ -353,7 +351,7 @@ def _follow(average: Tensor, value: Tensor, share: float) -> None:
 
 
 def _sum_of_all(value: Tensor) -> Tensor:
-    """Over the processes, where there are several."""
+    """Sum over all processes."""
     if dist.is_initialized():
         value = value.contiguous()
         dist.all_reduce(value)

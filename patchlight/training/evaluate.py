@@ -22,8 +22,8 @@ from patchlight.training.own_dataset import name_of
 from patchlight.training.scan import scan
 from patchlight.training.sources import Photos, open_dataset, require_photos
 from patchlight.training.trained_on import warnings_of
-from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded
+from patchlight.weights.vit.names import PROJECTIONS
 
 BINS = 15
 """Of the confidence, from 0 to 1, all of one width."""
@@ -31,25 +31,25 @@ BINS = 15
 MOST_MISTAKES = 100
 
 TEMPERATURES = (0.01, 100.0)
-"""Where the best temperature is looked for."""
+"""Range that is searched for the best temperature."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """images_BCHW as the model takes them, labels_B of its classes, and indices_B that say which photos they are."""
 
 
 class NoNumbersError(PatchlightError):
-    """What a model gives is not a number."""
+    """The model's output contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    """How one class fared."""
+    """Results for one class."""
 
     name: str
     photos: int
-    """That are of this class."""
+    """Photos of this class."""
     predicted: int
-    """That the model took for this class."""
+    """Photos that the model assigned to this class."""
     recall: float | None
     """The share of the class's photos that were recognised; None without photos."""
     precision: float | None
@@ -57,7 +57,7 @@ class ClassResult:
     confused_with: str | None
     """What photos of this class were most often taken for, wrongly."""
     confused: int
-    """How many of them."""
+    """Number of photos with that mistake."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Evaluation:
     calibrated: Calibration
     """With that temperature: how good it could be, which other photos will not quite give."""
     mistakes: tuple[Mistake, ...]
-    """Those that the model was surest of come first; at most a hundred."""
+    """Mistakes, the most confident first; at most a hundred."""
     labels_N: Tensor
     predicted_N: Tensor
 
@@ -207,11 +207,11 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Report:
-    """How a model did on photos where they lie."""
+    """The evaluation of a model on photos in files."""
 
     model: str
     photos: str
-    """Where they lie."""
+    """Path of the photos."""
     preprocess_fingerprint: str
     evaluation: Evaluation
     names: Sequence[str]
@@ -243,7 +243,7 @@ def evaluate_photos(
     config, source, labels = loaded.config, name_of(photos), loaded.labels
     if not config.num_classes or loaded.provenance.origin in PROJECTIONS:
         raise PatchlightError(
-            f"{loaded.provenance.source}: has no head that gives classes; --knn, --linear or --attentive judge features"
+            f"{loaded.provenance.source}: has no head that gives classes; judge its features (knn, linear or attentive)"
         )
     loaded.preprocess.check_channels()
     reporter.progress(Progress(what="opening the photos"))

@@ -8,12 +8,13 @@ Shapes: N photos with known labels, M photos to be judged on, D numbers in a fea
 """
 
 import copy
+import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +37,27 @@ from patchlight.weights.load import Loaded, load
 Method = Literal["knn", "linear", "attentive"]
 
 
-LINEAR_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-ATTENTIVE_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+class Features(NamedTuple):
+    """Features of labelled photos; both tensors may be on the CPU."""
+
+    features: Tensor
+    """One vector a photo, features_ND, or its patches' tokens, tokens_NPD."""
+    labels_N: Tensor
+    """int64, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeTraining:
+    """How a probe is trained: once for each learning rate, of which the best is kept."""
+
+    rates: tuple[float, ...]
+    epochs: float
+    batch_size: int
+    seed: int = 0
+
+
+LINEAR = ProbeTraining(rates=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), epochs=50.0, batch_size=256)
+ATTENTIVE = ProbeTraining(rates=(3e-4, 1e-3, 3e-3, 1e-2), epochs=20.0, batch_size=64)
 
 FEWEST_STEPS = 500
 """That a probe is trained for, however few photos there are."""
@@ -91,24 +111,22 @@ class FeatureEvaluation:
 
 def features_of(
     model: Model, batches: Iterable[Batch], *, pooling: Pooling | None = None, reporter: Reporter = SILENT
-) -> tuple[Tensor, Tensor]:
-    """One vector a photo, pooled as the config says or as asked, before any head: features_ND float32, labels_N int64.
+) -> Features:
+    """One vector a photo, pooled as the config says or as asked, before any head: features_ND float32, on the CPU.
 
-    `batches` is as for `evaluate`: images as the model takes them, labels, indices. Both results are on the CPU.
+    `batches` is as for `evaluate`: images as the model takes them, labels, indices.
     """
     return _collect(model, batches, lambda images_BCHW: model.features(images_BCHW, pooling=pooling).float(), reporter)
 
 
-def patch_tokens_of(model: Model, batches: Iterable[Batch], *, reporter: Reporter = SILENT) -> tuple[Tensor, Tensor]:
-    """The patches' last tokens, float16 to save memory: tokens_NPD, labels_N, both on the CPU."""
+def patch_tokens_of(model: Model, batches: Iterable[Batch], *, reporter: Reporter = SILENT) -> Features:
+    """The patches' last tokens, tokens_NPD, float16 to save memory, on the CPU."""
     prefix = model.config.num_prefix
     return _collect(model, batches, lambda images_BCHW: model.tokens(images_BCHW)[:, prefix:].half(), reporter)
 
 
 @torch.no_grad()
-def _collect(
-    model: Model, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], reporter: Reporter
-) -> tuple[Tensor, Tensor]:
+def _collect(model: Model, batches: Iterable[Batch], look: Callable[[Tensor], Tensor], reporter: Reporter) -> Features:
     weight = model.norm.weight
     found, labels = [], []
     photos = 0
@@ -121,7 +139,7 @@ def _collect(
             reporter.progress(Progress(what="looking at photo", done=photos))
     if not photos:
         raise PatchlightError("there are no photos to look at; name a folder or file that has some")
-    return torch.cat(found), torch.cat(labels)
+    return Features(torch.cat(found), torch.cat(labels))
 
 
 # Nearest neighbours
@@ -129,10 +147,8 @@ def _collect(
 
 @torch.no_grad()
 def knn_accuracy(
-    train_ND: Tensor,
-    train_labels_N: Tensor,
-    test_MD: Tensor,
-    test_labels_M: Tensor,
+    train: Features,
+    test: Features,
     *,
     k: int = 20,
     temperature: float = 0.07,
@@ -140,10 +156,11 @@ def knn_accuracy(
 ) -> FeatureEvaluation:
     """Let each photo's `k` nearest neighbours, by the cosine, vote for its class with exp(cosine / temperature).
 
-    As in DINO, but that a class without a vote is never among the five likeliest. The features may be on the CPU: they
-    go to `device` (else where `test_MD` is) in parts, each of `train_ND` once.
+    As in DINO, but that a class without a vote is never among the five likeliest. The features go to `device` (else
+    where those of `test` are) in parts, each of `train` once.
     """
-    _check(train_ND, train_labels_N, test_MD, test_labels_M)
+    _check(train, test)
+    (train_ND, train_labels_N), (test_MD, test_labels_M) = train, test
     if k < 1 or temperature <= 0:
         raise PatchlightError(f"k={k} and temperature={temperature} must be more than 0")
     chosen = torch.device(device) if device is not None else test_MD.device
@@ -194,75 +211,45 @@ def _nearest(
 
 
 def linear_probe(
-    train_ND: Tensor,
-    train_labels_N: Tensor,
-    test_MD: Tensor,
-    test_labels_M: Tensor,
+    train: Features,
+    test: Features,
+    training: ProbeTraining = LINEAR,
     *,
-    rates: Sequence[float] = LINEAR_RATES,
-    epochs: float = 50.0,
-    batch_size: int = 256,
-    seed: int = 0,
     device: torch.device | str | None = None,
     reporter: Reporter = SILENT,
 ) -> FeatureEvaluation:
-    """A linear classifier on features that stay as they are: one a learning rate, all trained in one pass.
+    """A linear classifier on features that stay as they are: one for each learning rate, all trained in one pass.
 
     Features are brought to mean 0 and deviation 1. The rate is chosen on a tenth of the training features, which no
     classifier learned from; the accuracy is that of the chosen one on the test features. The same seed gives the same.
     """
-    _check(train_ND, train_labels_N, test_MD, test_labels_M)
-    num_classes = _num_classes(train_labels_N, test_labels_M)
+    _check(train, test)
 
     def make_head() -> nn.Module:
-        head = nn.Linear(train_ND.shape[1], num_classes)
+        head = nn.Linear(train.features.shape[1], _num_classes(train.labels_N, test.labels_N))
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         return head
 
-    return _probe(
-        "linear",
-        make_head,
-        (train_ND, train_labels_N, test_MD, test_labels_M),
-        rates=rates,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        reporter=reporter,
-    )
+    return _probe("linear", make_head, train, test, training, device, reporter)
 
 
 def attentive_probe(
-    train_NPD: Tensor,
-    train_labels_N: Tensor,
-    test_MPD: Tensor,
-    test_labels_M: Tensor,
+    train: Features,
+    test: Features,
+    training: ProbeTraining = ATTENTIVE,
     *,
     num_heads: int = 1,
-    rates: Sequence[float] = ATTENTIVE_RATES,
-    epochs: float = 20.0,
-    batch_size: int = 64,
-    seed: int = 0,
     device: torch.device | str | None = None,
     reporter: Reporter = SILENT,
 ) -> FeatureEvaluation:
     """As `linear_probe`, on patch tokens that a learned query pools by attention: see `AttentiveHead`."""
-    _check(train_NPD, train_labels_N, test_MPD, test_labels_M)
-    num_classes, width = _num_classes(train_labels_N, test_labels_M), train_NPD.shape[2]
+    _check(train, test)
+    num_classes, width = _num_classes(train.labels_N, test.labels_N), train.features.shape[2]
     if width % num_heads:
         raise PatchlightError(f"num_heads={num_heads} does not divide the tokens' {width} numbers")
-    return _probe(
-        "attentive",
-        lambda: AttentiveHead(width, num_heads, num_classes),
-        (train_NPD, train_labels_N, test_MPD, test_labels_M),
-        rates=rates,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        reporter=reporter,
-    )
+    make_head = functools.partial(AttentiveHead, width, num_heads, num_classes)
+    return _probe("attentive", make_head, train, test, training, device, reporter)
 
 
 class AttentiveHead(nn.Module):
@@ -290,21 +277,19 @@ class AttentiveHead(nn.Module):
 def _probe(
     method: Method,
     make_head: Callable[[], nn.Module],
-    known_and_asked: tuple[Tensor, Tensor, Tensor, Tensor],
-    *,
-    rates: Sequence[float],
-    epochs: float,
-    batch_size: int,
-    seed: int,
+    train_set: Features,
+    test_set: Features,
+    training: ProbeTraining,
     device: torch.device | str | None,
     reporter: Reporter,
 ) -> FeatureEvaluation:
-    train, train_labels_N, test, test_labels_M = known_and_asked
+    (train, train_labels_N), (test, test_labels_M) = train_set, test_set
     train_labels_N, test_labels_M = train_labels_N.cpu(), test_labels_M.cpu()
+    rates, batch_size = training.rates, training.batch_size
     chosen = torch.device(device) if device is not None else train.device
     if len(train) < 2:
         raise PatchlightError("a probe needs at least two photos to learn from, one of them to choose its rate by")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(training.seed)
     order_N = torch.randperm(len(train), generator=generator)
     held_out, learning = order_N.tensor_split([max(1, round(HELD_OUT * len(train)))])
     mean_D, deviation_D = _mean_and_deviation(train, learning, chosen)
@@ -313,12 +298,12 @@ def _probe(
         return (features[rows_B].to(chosen).float() - mean_D) / deviation_D
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(training.seed)
         first = make_head().to(chosen)
     heads = [copy.deepcopy(first) for _ in rates]
     groups = [{"params": list(head.parameters()), "lr": rate} for head, rate in zip(heads, rates, strict=True)]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=chosen.type in FUSED_DEVICES)
-    steps = max(FEWEST_STEPS, math.ceil(epochs * len(learning) / batch_size))
+    steps = max(FEWEST_STEPS, math.ceil(training.epochs * len(learning) / batch_size))
     with torch.enable_grad():
         for step, rows_B in zip(range(steps), _endless(learning, batch_size, generator), strict=False):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -394,8 +379,8 @@ def _result(method: Method, ranks_M: Tensor, num_classes: int, details: Mapping[
     )
 
 
-def _check(train: Tensor, train_labels_N: Tensor, test: Tensor, test_labels_M: Tensor) -> None:
-    for name, features, labels in (("train", train, train_labels_N), ("test", test, test_labels_M)):
+def _check(train: Features, test: Features) -> None:
+    for name, (features, labels) in (("train", train), ("test", test)):
         if not len(features) or len(features) != len(labels):
             raise PatchlightError(f"{name}: {len(features)} features with {len(labels)} labels; give as many, and some")
         if int(labels.min()) < 0:
@@ -406,8 +391,9 @@ def _check(train: Tensor, train_labels_N: Tensor, test: Tensor, test_labels_M: T
                 f"{name}: the features of {bad:,} of {len(features):,} photos are not numbers; use float32, or an "
                 "earlier checkpoint, if training went wrong"
             )
-    if train.shape[1:] != test.shape[1:]:
-        raise PatchlightError(f"train and test features differ in shape: {list(train.shape)}, {list(test.shape)}")
+    shapes = [list(each.features.shape) for each in (train, test)]
+    if shapes[0][1:] != shapes[1][1:]:
+        raise PatchlightError(f"train and test features differ in shape: {shapes[0]}, {shapes[1]}")
 
 
 # On photos where they lie
@@ -458,27 +444,15 @@ def evaluate_features(
         )
 
     if method == "attentive":
-        train_NPD, train_labels_N = patch_tokens_of(vit, batches(known), reporter=reporter)
-        test_MPD, test_labels_M = patch_tokens_of(vit, batches(asked), reporter=reporter)
-        result = attentive_probe(
-            train_NPD,
-            train_labels_N,
-            test_MPD,
-            test_labels_M,
-            num_heads=vit.config.probe_heads,
-            seed=seed,
-            device=where,
-            reporter=reporter,
-        )
+        train_set, test_set = (patch_tokens_of(vit, batches(each), reporter=reporter) for each in (known, asked))
+        training, heads = replace(ATTENTIVE, seed=seed), vit.config.probe_heads
+        result = attentive_probe(train_set, test_set, training, num_heads=heads, device=where, reporter=reporter)
     else:
-        train_ND, train_labels_N = features_of(vit, batches(known), reporter=reporter)
-        test_MD, test_labels_M = features_of(vit, batches(asked), reporter=reporter)
+        train_set, test_set = (features_of(vit, batches(each), reporter=reporter) for each in (known, asked))
         if method == "knn":
-            result = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, device=where)
+            result = knn_accuracy(train_set, test_set, device=where)
         else:
-            result = linear_probe(
-                train_ND, train_labels_N, test_MD, test_labels_M, seed=seed, device=where, reporter=reporter
-            )
+            result = linear_probe(train_set, test_set, replace(LINEAR, seed=seed), device=where, reporter=reporter)
     source = {"model": model.provenance.source, "source": os.fspath(photos)}
     return replace(result, details=source | dict(result.details), left_out=tuple(left_out), problems=tuple(problems))
 
@@ -537,8 +511,7 @@ def knn_of(
         )
         with torch.autocast(where.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
             found.append(features_of(model, batches))
-    (train_ND, train_labels_N), (test_MD, test_labels_M) = found
-    return knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, device=where)
+    return knn_accuracy(*found, device=where)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from patchlight.config import ViTConfig
 from patchlight.images.augment import AugmentConfig
+from patchlight.json_config import field_names
 from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.training.data import Dataset
 from patchlight.weights.load import Loaded
@@ -46,14 +46,14 @@ def choose_recipe(
     trainable_blocks = {"probe": 0, "partial": max(1, depth // 3), "full": None}[kind]
     batch_size = next(size for size in (8, 16, 32, 64, 128, 256) if size == 256 or count < 40 * size)
     epochs = max(EPOCHS[kind], min(100, round(STEPS[kind] * batch_size / max(1, count))))
+    linear_head: dict[str, Any] = {"head_hidden": 0} if "head_hidden" in field_names(type(loaded.config)) else {}
     model = dataclasses.replace(
         loaded.config,
         image_size=loaded.preprocess.config.image_size,  # some were made for a larger one than they are used with
         num_classes=classes,
         drop_path=0.1 if kind == "full" else 0.0,
+        **linear_head,
     )
-    if isinstance(model, ViTConfig):
-        model = dataclasses.replace(model, head_hidden=0)
     config = TrainConfig(
         model=model,
         data=DataConfig(train=photos, validation=validation, validation_share=0.2 if count < 500 else 0.1),

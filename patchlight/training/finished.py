@@ -72,7 +72,7 @@ def install_default(
     if loaded.subject is None:
         reporter.tell("it was not trained to find subjects: `crop` uses tokencut, which is seldom sure")
     else:
-        reporter.tell("its confidence is not calibrated yet: python benchmarks/localize.py default --calibrate --write")
+        reporter.tell("its confidence is not calibrated yet: python benchmarks/subjects.py default --calibrate --write")
     if loaded.labels is None:
         reporter.tell("it names no classes: `classify` needs another model")
     card = folder.path / "README.md"

@@ -68,7 +68,7 @@ class HeadAlone(Classification):
     def stream(
         self, training: Dataset, processes: Processes, *, start: int, steps: int
     ) -> Generator[Batch, None, None]:
-        """Features in the place of photos."""
+        """Stream of stored features instead of photos."""
         device, labels_N = processes.device, training.labels_N.to(processes.device)
         order = self.order(processes, start=start, steps=steps)
         for places_3B in places(len(training), order, self.config.augment.variations):
@@ -158,6 +158,6 @@ class HeadAlone(Classification):
 
 
 def _first_layer(model: Model) -> nn.Linear:
-    """Of the head: the one that reads the features."""
+    """The head's first linear layer, which reads the features."""
     assert model.head is not None
     return next(layer for layer in model.head.modules() if isinstance(layer, nn.Linear))

@@ -18,17 +18,17 @@ from patchlight.training.processes import Processes
 
 
 class Result(Protocol):
-    """What came of judging a model."""
+    """The result of an evaluation."""
 
     @property
     def photos(self) -> int: ...
     @property
     def accuracy(self) -> float | None: ...
     def summary(self) -> dict[str, Any]:
-        """For the card."""
+        """Figures for the model card."""
 
     def course(self) -> dict[str, float]:
-        """For a line of metrics."""
+        """Figures for a line of metrics.jsonl."""
 
 
 def as_squares(preprocess: PreprocessConfig, side: int) -> PreprocessConfig:
@@ -85,7 +85,7 @@ class Learner(nn.Module):
         )
 
     def order(self, processes: Processes, *, start: int, steps: int, repeats: int = 1) -> PhotoOrder:
-        """Of this process."""
+        """Order of the photos for this process."""
         return PhotoOrder(
             seed=self.config.seed,
             batch_size=self.config.batch_size,
@@ -111,10 +111,10 @@ class Learner(nn.Module):
         """Before each step: the share of the run that is done, from 0 to 1."""
 
     def after_move(self) -> None:
-        """The weights have moved."""
+        """Called after each update of the weights."""
 
     def measures(self) -> dict[str, float]:
-        """For the next line of metrics."""
+        """Figures of the learner's own for the next line of metrics."""
         return {}
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def saved_with(self) -> dict[str, Any]:
-        """What else `save` is told of the model."""
+        """More arguments for `save`."""
         return {}
 
     def pictures(self, validation: Dataset, device: torch.device) -> dict[str, bytes]:

@@ -103,7 +103,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Run:
-    """Who and what takes part in a run, from its first step to its last."""
+    """Everything that stays the same from a run's first step to its last."""
 
     config: TrainConfig
     folder: RunFolder
@@ -112,7 +112,7 @@ class _Run:
     training: Dataset
     validation: Dataset
     notes: Sequence[str]
-    """What whoever uses the model should know of the photos."""
+    """Notes on the photos for users of the model."""
     groups: Groups | None
     learner: Learner
     update: Step
@@ -123,20 +123,20 @@ class _Run:
 
 @dataclass
 class _LoopState:
-    """Where a run stands, beside its weights: a checkpoint keeps it."""
+    """State of a run besides its weights, kept in checkpoints."""
 
     start: int
     """Steps that were done before this process began."""
     seconds: float
-    """That they took."""
+    """Seconds that these steps took."""
     accuracy: float | None
     """Of the last evaluation."""
     losses: list[float]
     """Since the last line of metrics."""
     bad_losses: int
-    """In a row."""
+    """Bad losses in a row."""
     left_out: int
-    """Steps, altogether."""
+    """Steps that were skipped for a bad loss, in the whole run."""
     began: float = field(default_factory=time.perf_counter)
     last_line: tuple[int, float] = (0, 0.0)
     """The step of the last line of metrics, and when it was written; evaluations since then are added."""
@@ -337,7 +337,7 @@ _FAILED = 1
 
 
 def _count_bad_loss(run: _Run, state: _LoopState, step: int) -> None:
-    """Raises where there were too many in a row."""
+    """Count losses that are not finite; too many in a row raise."""
     state.bad_losses, state.left_out = state.bad_losses + 1, state.left_out + 1
     run.reporter.tell(
         f"step {step + 1}: the loss or its gradient is NaN or infinite; step skipped ({state.bad_losses} in a row)"
@@ -354,7 +354,7 @@ _LEARN_MORE_SLOWLY = "lower optim.lr, or lengthen optim.warmup, in a new folder"
 
 
 def _log_losses(run: _Run, state: _LoopState, done: int) -> StepProgress:
-    """A line of metrics."""
+    """Write a line of metrics."""
     finite = [each for each in state.losses if math.isfinite(each)]
     mean_loss = sum(finite) / len(finite) if finite else math.nan
     step, since = state.last_line
@@ -450,7 +450,7 @@ def _save(run: _Run, state: _LoopState, step: int) -> None:
 
 
 def _finish(run: _Run, state: _LoopState) -> Result:
-    """Judge the model and save it."""
+    """Evaluate the model and save it."""
     folder, steps = run.folder, run.steps
     shown = _shown(run)  # by all processes together, where each holds a part
     with _stoppable(run.processes, run.asked, _AFTER_THE_LAST.format(folder.path)):
@@ -486,11 +486,11 @@ def _stoppable(processes: Processes, asked: StopRequest, line: str) -> Iterator[
 def _stopped_after(run: _Run, step: int, signal_number: int) -> Stopped:
     if step == run.steps:
         return Stopped(_AFTER_THE_LAST.format(run.folder.path), signal_number)
-    line = f"{run.folder.path}: stopped after step {step}; run the same command with --resume to continue"
+    line = f"{run.folder.path}: stopped after step {step}; run it again with resume=True to continue"
     return Stopped(line, signal_number)
 
 
-_AFTER_THE_LAST = "{}: stopped after the last step; run the same command with --resume to evaluate and save the model"
+_AFTER_THE_LAST = "{}: stopped after the last step; run it again with resume=True to evaluate and save the model"
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

@@ -31,7 +31,8 @@ from patchlight.training.config import MaeConfig, TrainConfig
 from patchlight.training.data import Batch, Dataset, evaluation_batches
 from patchlight.training.evaluate import evaluating
 from patchlight.training.learner import Learner
-from patchlight.weights.convert import ORIGINS, convert
+from patchlight.weights.convert import convert
+from patchlight.weights.vit.names import ORIGINS
 
 
 class Reconstruction(NamedTuple):

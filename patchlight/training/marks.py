@@ -51,7 +51,7 @@ class Marks:
         )
 
     def digest_into(self, digest: Any) -> None:
-        """What tells marks apart goes into a hash."""
+        """Feed the marks into a hash."""
         digest.update(f"marks {tuple(self.boxes_NM4.shape)}".encode())
         digest.update(self.boxes_NM4.nan_to_num(-1.0).numpy().tobytes())  # NaN has more than one form
         digest.update(self.nothing_N.numpy().tobytes())

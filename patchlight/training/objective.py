@@ -78,7 +78,7 @@ class Classification(Learner):
 
 
 def distillation_loss(distilled_BK: Tensor, taught_BK: Tensor, config: DistillConfig) -> Tensor:
-    """How far the distillation head's answer is from the teacher's."""
+    """The distillation loss between the distillation head and the teacher."""
     if config.kind == "hard":
         return F.cross_entropy(distilled_BK, taught_BK.argmax(1))
     # Times the temperature squared, so that the gradients keep their size whatever the temperature is.

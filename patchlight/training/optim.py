@@ -95,7 +95,7 @@ class Optimizers:
         return (group for optimizer in self.optimizers for group in optimizer.param_groups)
 
     def set_lr(self, share: float) -> None:
-        """Set every group's rate to this share of its base rate."""
+        """Set each group's learning rate to this share of its base rate."""
         self.share = share
         for group in self.groups:
             if isinstance(group["lr"], Tensor):

@@ -68,7 +68,7 @@ def open_own(dataset: Any, *, labelled: bool, workers: int, reporter: Reporter) 
 
 
 class _OwnPhotos:
-    """The photos of somebody's Dataset."""
+    """Adapter for a user's Dataset."""
 
     def __init__(self, dataset: Any, index_N: npt.NDArray[np.int64]) -> None:
         self.dataset, self.index_N = dataset, index_N

@@ -15,7 +15,7 @@ from torch import nn
 
 from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
-from patchlight.models.families import BLOCKS
+from patchlight.models.families import blocks_of
 from patchlight.signals import Stopped
 from patchlight.training.config import TrainConfig
 
@@ -104,7 +104,7 @@ class Processes:
 
     def spread(self, learner: nn.Module, config: TrainConfig) -> nn.Module:
         """The learner as all processes train it together, compiled where asked for."""
-        model, blocks = learner, [module for module in learner.modules() if isinstance(module, BLOCKS)]
+        model, blocks = learner, blocks_of(learner)
         if config.sharded and self.world > 1:
             from torch.distributed.fsdp import fully_shard
 

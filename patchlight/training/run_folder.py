@@ -38,7 +38,7 @@ class RunFolder:
             if others:
                 raise PatchlightError(f"{self.path}: holds {others[0]}, but no run; name an empty or a new folder")
         elif not resume:
-            raise PatchlightError(f"{self.path}: holds a run already; go on with --resume, or name another folder")
+            raise PatchlightError(f"{self.path}: holds a run already; go on with resume=True, or name another folder")
         else:
             self.rows()  # which refuses what cannot be read
             begun, asked = _flat(self.config()), _flat(config)

@@ -26,7 +26,7 @@ from patchlight.training.objective import Classification, Teacher
 from patchlight.training.scan import scan
 from patchlight.training.sources import Photos, has_validation_part, open_dataset, require_photos
 from patchlight.training.subject import NO_BOXES, FindSubject, on_canvases
-from patchlight.weights.groups import Groups, gaps_of, read_groups
+from patchlight.weights.groups import Groups, gaps_of, groups_by_name, read_groups
 from patchlight.weights.load import load
 
 HEADS = ("head.", "distill_head.")
@@ -61,7 +61,7 @@ def open_sets(
     except PatchlightError as error:
         if photos is not None or os.path.exists(os.path.expanduser(config.data.train)):
             raise
-        raise PatchlightError(f"{error}; --set data.train=PHOTOS names others") from None
+        raise PatchlightError(f"{error}; set data.train to the photos to learn from") from None
     require_photos(training, config.data.train)
     validation = None
     judged_by = config.data.validation if validating is None else validating
@@ -137,10 +137,16 @@ def check_classes(config: TrainConfig, training: Dataset, reporter: Reporter) ->
         remedy = f"bring photos back ({lost[0]}), or " if lost else ""
         raise PatchlightError(
             f"{config.data.train}: has {len(classes)} classes, the model {config.model.num_classes}; {remedy}"
-            f"--set model.num_classes={len(classes)}"
+            f"set model.num_classes={len(classes)}"
         )
     if config.data.groups is None:
-        return None
+        named = groups_by_name(classes) if config.labelled else None
+        if named is not None:
+            words = " and ".join(
+                [", ".join(named.names[:-1]), named.names[-1]] if len(named.names) > 1 else named.names
+            )
+            reporter.tell(f"groups by the names of the classes: {words}; data.groups names a table of others")
+        return named
     groups = read_groups(config.data.groups, classes)
     for line in gaps_of(config.data.groups, classes):
         reporter.tell(line)
@@ -197,12 +203,12 @@ def make_model(config: TrainConfig, classes: Sequence[str], reporter: Reporter) 
 
 
 def _differences(found: ModelConfig, wanted: ModelConfig) -> str:
-    """Settings of a model that are not as wanted, but for one that is not in its weights."""
+    """Settings of a model that are not as wanted, but for those that are not in its weights."""
     theirs = found.to_dict()
     return ", ".join(
         f"{name}={theirs.get(name)} (not {value})"
         for name, value in wanted.to_dict().items()
-        if theirs.get(name) != value and name != "drop_path"
+        if theirs.get(name) != value and name not in ("drop_path", "dropout", "init")
     )
 
 

@@ -97,27 +97,34 @@ class FindSubject(Learner):
         boxes_BM4, extent_B2 = self.boxes_NM4[batch.samples_B], self.extents_N2[batch.samples_B]
         part_B4 = choose_parts(choose_objects(boxes_BM4, draws, config), extent_B2, draws, config)
         flip_B = draws.chance("flip", 0.5)
-        covered_Bhw, main_B, placed_B = self._found(batch.samples_B, part_B4, flip_B)
+        within_BM4, covered_Bhw, main_B, placed_B = self._found(batch.samples_B, part_B4, flip_B)
         named_B = main_B & (labels_B >= 0)
         if self.scenes is None:
             images_BCHW = cut_parts(batch.images_BCHW, part_B4, flip_B, self.vit.config.image_size)
         else:
             made = self._with_scenes(batch, self.scenes, part_B4, flip_B, draws)
-            images_BCHW, scene_B, scene_labels_B, scene_covered_Bhw, scene_named_B = made
+            images_BCHW, scene_B, scene_labels_B, scene_covered_Bhw, scene_box_B4, scene_named_B = made
+            pasted_BM4 = torch.full_like(within_BM4, math.nan)
+            pasted_BM4[:, 0] = scene_box_B4
+            within_BM4 = torch.where(scene_B[:, None, None], pasted_BM4, within_BM4)
             labels_B = torch.where(scene_B, scene_labels_B, labels_B)
             covered_Bhw = torch.where(scene_B[:, None, None], scene_covered_Bhw, covered_Bhw)
             named_B, placed_B = torch.where(scene_B, scene_named_B, named_B), placed_B | scene_B
         images_BCHW = vary_colours(images_BCHW, draws, colour=config.colour, grey=config.grey)
-        return normalise(images_BCHW, self.config.preprocess), labels_B, covered_Bhw, named_B, placed_B
+        images_BCHW = normalise(images_BCHW, self.config.preprocess)
+        objects_Bhw4, inside_Bhw = objects_of_patches(within_BM4, self.vit.config.grid)
+        inside_Bhw = inside_Bhw * placed_B[:, None, None] * covered_Bhw
+        return images_BCHW, labels_B, covered_Bhw, named_B, placed_B, objects_Bhw4, inside_Bhw
 
-    def _found(self, samples_B: Tensor, part_B4: Tensor, flip_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """In these parts of photos: covered_Bhw, whether the main object can be named, and whether the place counts."""
+    def _found(self, samples_B: Tensor, part_B4: Tensor, flip_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In these parts of photos: the objects' boxes in shares of the sides (NaN where there are none), covered_Bhw,
+        whether the main object can be named, and whether the place counts."""
         boxes_BM4, mask_B, grid = self.boxes_NM4[samples_B], self.mask_N[samples_B], self.vit.config.grid
         most = boxes_BM4.shape[1]
         within_BM4 = box_within(
             boxes_BM4.flatten(0, 1), part_B4.repeat_interleave(most, 0), flip_B.repeat_interleave(most, 0)
         ).unflatten(0, (-1, most))
-        known_BM = within_BM4.isfinite().all(2)
+        boxes_BM4, known_BM = within_BM4, within_BM4.isfinite().all(2)
         within_BM4 = torch.where(known_BM[:, :, None], within_BM4, 0)
         visible_BM = _area(within_BM4.clamp(0, 1)) / _area(within_BM4).clamp(min=1e-6)
         enough_BM = visible_BM >= self.subject.visible
@@ -129,13 +136,13 @@ class FindSubject(Learner):
         by_mask_Bhw = mask_coverage(masks_BGG, part_B4, flip_B, self.extents_N2[samples_B], grid)
         by_mask_Bhw = mixed_coverage(by_mask_Bhw, covered_Bhw, self.subject.mask_share)
         covered_Bhw = torch.where((mask_B >= 0)[:, None, None], by_mask_Bhw, covered_Bhw)
-        return covered_Bhw * placed_B[:, None, None], enough_BM[:, 0] | ~known_BM[:, 0], placed_B
+        return boxes_BM4, covered_Bhw * placed_B[:, None, None], enough_BM[:, 0] | ~known_BM[:, 0], placed_B
 
     def _with_scenes(
         self, batch: Batch, scenes: Scenes, part_B4: Tensor, flip_B: Tensor, draws: Draws
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Parts of the photos and, in place of some, scenes; which are scenes, and these ones' labels, coverage and
-        whether they can be named."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Parts of the photos and, in place of some, scenes; which are scenes, and these ones' labels, coverage, box
+        and whether they can be named."""
         draws, size, grid = draws.part("scenes"), self.vit.config.image_size, self.vit.config.grid
         mask_B = self.mask_N[batch.samples_B]
         donor_B, any_donor_B = scenes.choose_donors(mask_B, draws)
@@ -170,11 +177,12 @@ class FindSubject(Learner):
         covered_Bhw = (covered_Bhw * (LEAST_PEAK / peak_B11).clamp(min=1)).clamp(max=1) * pasted_B[:, None, None]
         labels_B = batch.labels_B[donor_B]
         large_B = (box_B4[:, 2:] - box_B4[:, :2]).amax(1) >= NAMED_FROM
-        return images_BCHW, scene_B, labels_B, covered_Bhw, pasted_B & large_B & (labels_B >= 0)
+        box_B4 = torch.where(pasted_B[:, None], box_B4, math.nan)
+        return images_BCHW, scene_B, labels_B, covered_Bhw, box_B4, pasted_B & large_B & (labels_B >= 0)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        images_BCHW, labels_B, covered_Bhw, named_B, placed_B = inputs
-        logits_BK, score_Bhw = look(self.vit, images_BCHW)
+        images_BCHW, labels_B, covered_Bhw, named_B, placed_B, objects_Bhw4, inside_Bhw = inputs
+        logits_BK, score_Bhw, said = look(self.vit, images_BCHW)
         naming_B = F.cross_entropy(
             logits_BK.float(), labels_B.clamp(min=0), reduction="none", label_smoothing=self.config.label_smoothing
         )
@@ -183,26 +191,31 @@ class FindSubject(Learner):
         named_B, placed_B = named_B.float(), placed_B.float()
         naming = (naming_B * named_B).sum() / named_B.sum().clamp(min=1)
         placing = (placing_B * placed_B).sum() / placed_B.sum().clamp(min=1)
-        return naming + self.subject.weight * placing
+        loss = naming + self.subject.weight * placing
+        if said is not None:
+            loss = loss + self.subject.box_weight * box_loss(*said, objects_Bhw4, inside_Bhw)
+        return loss
 
     def judge(self, shown: Model, training: Dataset, validation: Dataset, device: torch.device) -> "SubjectEvaluation":
         assert isinstance(shown, ViT)
         return evaluate_subjects(shown, self.subject_heat(), validation, self.config, device)
 
 
-def look(vit: ViT, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """What the model says, logits_BK, and how much the last block's class token looks at each patch, score_Bhw."""
+def look(vit: ViT, images_BCHW: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """What the model says, logits_BK, how much the last block's class token looks at each patch, score_Bhw, and what
+    the patches say of their objects' boxes, where they do."""
     x_BND, geometry = vit.embed(images_BCHW)
     *blocks, last = vit.blocks
     for block in blocks:
         x_BND = block(x_BND, geometry)
+    said = None if vit.patch_boxes is None else vit.patch_boxes(x_BND[:, geometry.num_prefix :], geometry.grid)
     heads: list[Heads] = []
     x_BND = last(x_BND, geometry, heads)
     if vit.config.final_norm == "tokens":
         x_BND = vit.norm(x_BND)
     q_BAE, k_BAPE = heads[0].q_BANE[:, :, 0], heads[0].k_BANE[:, :, geometry.num_prefix :]
     score_BP = (q_BAE[:, :, None] * k_BAPE).sum(-1).mean(1) / math.sqrt(q_BAE.shape[-1])
-    return vit.read(x_BND, geometry), score_BP.unflatten(1, geometry.grid)
+    return vit.read(x_BND, geometry), score_BP.unflatten(1, geometry.grid), said
 
 
 def place_loss(heat_Bhw: Tensor, covered_Bhw: Tensor) -> Tensor:
@@ -211,6 +224,18 @@ def place_loss(heat_Bhw: Tensor, covered_Bhw: Tensor) -> Tensor:
     share_Bhw = heat_Bhw.sigmoid()
     both_B, sum_B = (share_Bhw * covered_Bhw).sum((1, 2)), (share_Bhw + covered_Bhw).sum((1, 2))
     return apart_B + 1 - (2 * both_B + 1) / (sum_B + 1)
+
+
+def box_loss(boxes_Bhw4: Tensor, trust_Bhw: Tensor, objects_Bhw4: Tensor, inside_Bhw: Tensor) -> Tensor:
+    """How far the patches' boxes are from those of their objects, and their trust from how near they are.
+
+    Patches of small objects count for more, by the root of the area: else large ones are all that counts.
+    """
+    overlap_Bhw, bound_Bhw = overlaps(boxes_Bhw4, objects_Bhw4)
+    weight_Bhw = inside_Bhw / _area(objects_Bhw4).clamp(min=1e-3).sqrt()
+    apart_Bhw = 1 - bound_Bhw + (boxes_Bhw4 - objects_Bhw4).abs().mean(3)
+    apart_Bhw = apart_Bhw + F.binary_cross_entropy_with_logits(trust_Bhw, overlap_Bhw.detach(), reduction="none")
+    return (apart_Bhw * weight_Bhw).sum() / weight_Bhw.sum().clamp(min=1)
 
 
 # Where subjects are: boxes are x0, y0, x1, y1
@@ -276,6 +301,19 @@ def coverage(box_B4: Tensor, grid: Size) -> Tensor:
     across_Bw = ((x1_B1 * w).minimum(column_w + 1) - (x0_B1 * w).maximum(column_w)).clamp(0, 1)
     down_Bh = ((y1_B1 * h).minimum(row_h + 1) - (y0_B1 * h).maximum(row_h)).clamp(0, 1)
     return down_Bh[:, :, None] * across_Bw[:, None]
+
+
+def objects_of_patches(within_BM4: Tensor, grid: Size) -> tuple[Tensor, Tensor]:
+    """For each patch the smallest of the boxes (in shares of the image's sides, NaN for none) that it lies in: half of
+    it, or half of the box. The part of that box within the image, objects_Bhw4, and whether there is one."""
+    known_BM = within_BM4.isfinite().all(2)
+    boxes_BM4 = torch.where(known_BM[:, :, None], within_BM4, 0).clamp(0, 1)
+    covered_BMhw = coverage(boxes_BM4.flatten(0, 1), grid).unflatten(0, boxes_BM4.shape[:2])
+    area_BM11 = _area(boxes_BM4)[:, :, None, None]
+    lies_in_BMhw = covered_BMhw >= 0.5 * (area_BM11 * math.prod(grid)).clamp(min=1e-3, max=1)
+    area_Bhw, which_Bhw = torch.where(lies_in_BMhw, area_BM11, math.inf).min(1)
+    objects_Bhw4 = boxes_BM4.gather(1, which_Bhw.flatten(1)[:, :, None].expand(-1, -1, 4)).unflatten(1, grid)
+    return objects_Bhw4, area_Bhw.isfinite()
 
 
 def mask_coverage(masks_BGG: Tensor, part_B4: Tensor, flip_B: Tensor, extent_B2: Tensor, grid: Size) -> Tensor:
@@ -413,11 +451,13 @@ def evaluate_subjects(
         as_it_is_B = torch.zeros(len(part_B4), dtype=torch.bool, device=device)
         canvases_BCHW = photos.images_NCHW[rows if photos.image_N is None else photos.image_N[rows]]
         images_BCHW = cut_parts(canvases_BCHW.to(device), part_B4, as_it_is_B, model.config.image_size)
-        logits_BK, score_Bhw = look(model, normalise(images_BCHW, config.preprocess))
+        logits_BK, score_Bhw, said = look(model, normalise(images_BCHW, config.preprocess))
         right += int((logits_BK.argmax(1).cpu() == photos.labels_N[rows]).sum())
         share_Bhw = (heat.scale * score_Bhw.float() + heat.bias).sigmoid()
         warm_Bhw = share_Bhw >= 0.5
         found_B4 = box_around(largest_region(warm_Bhw, share_Bhw))
+        if said is not None:
+            found_B4 = agreed_box(share_Bhw, *said)
         each_BM = [overlap(found_B4, box_within(box_B4, part_B4, as_it_is_B)) for box_B4 in boxes_BM4.unbind(1)]
         overlaps.append(torch.stack(each_BM, 1).nan_to_num(-1.0).amax(1).cpu())  # -1 where no box is known
         warm.append(warm_Bhw.flatten(1).any(1).cpu())
@@ -444,7 +484,24 @@ def box_around(mask_Bhw: Tensor) -> Tensor:
     return torch.stack((x0_B, y0_B, x1_B, y1_B), 1) * mask_Bhw.any(2).any(1)[:, None]
 
 
+def agreed_box(share_Bhw: Tensor, boxes_Bhw4: Tensor, trust_Bhw: Tensor) -> Tensor:
+    """The mean of the boxes that most warm patches agree on (overlap by half), in shares of the sides: (B, 4)."""
+    boxes_BP4, weight_BP = boxes_Bhw4.flatten(1, 2).clamp(0, 1), (share_Bhw * trust_Bhw.sigmoid()).flatten(1)
+    agree_BPP = overlaps(boxes_BP4[:, :, None], boxes_BP4[:, None])[0] >= 0.5
+    best_B = (agree_BPP * weight_BP[:, None]).sum(2).argmax(1)
+    weight_BP = weight_BP * agree_BPP[torch.arange(len(best_B), device=best_B.device), best_B]
+    return (boxes_BP4 * weight_BP[:, :, None]).sum(1) / weight_BP.sum(1, keepdim=True).clamp(min=1e-9)
+
+
 def overlap(a_B4: Tensor, b_B4: Tensor) -> Tensor:
     """Intersection over union, (B,)."""
-    shared_B = _area(torch.cat((torch.maximum(a_B4[:, :2], b_B4[:, :2]), torch.minimum(a_B4[:, 2:], b_B4[:, 2:])), 1))
-    return shared_B / (_area(a_B4) + _area(b_B4) - shared_B).clamp(min=1e-9)
+    return overlaps(a_B4, b_B4)[0]
+
+
+def overlaps(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Of boxes (..., 4): intersection over union; and the same less the share of the box around both that is in
+    neither (generalised intersection over union, Rezatofighi et al. 2019, arXiv:1902.09630)."""
+    shared = _area(torch.cat((torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])), -1))
+    around = _area(torch.cat((torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])), -1))
+    either = (_area(a) + _area(b) - shared).clamp(min=1e-9)
+    return shared / either, shared / either - (around - either) / around.clamp(min=1e-9)

@@ -54,7 +54,9 @@ def test_measures_by_hand() -> None:
 def test_a_region_that_fills_the_frame_has_no_border() -> None:
     heat = np.full((4, 5), 0.7)
     (region,) = regions_of(heat)
-    assert astuple(measure(heat, region)) == pytest.approx((0.7, 0.7, 0.0, 0.0, 0.0, measure(heat, region).size, 1.0))
+    assert astuple(measure(heat, region)) == pytest.approx(
+        (0.7, 0.7, 0.0, 0.0, 0.0, measure(heat, region).size, 1.0, 0.0)
+    )
 
 
 @given(st.floats(0.05, 1), st.floats(0, 0.04), st.integers(0, 13), st.integers(0, 9))

@@ -268,3 +268,30 @@ def test_a_photo_that_the_model_calls_an_animal_is_not_empty(
     monkeypatch.setattr(Groups, "named", lambda self, logits_BK: [named] * len(logits_BK))
     found = pl.localize(Path(__file__).parents[3] / "demo" / "chelsea.png", loaded)
     assert (found.decision, found.named) == (expected, named)
+
+
+def bright_find(*groups: str) -> tuple[Detector, pl.Localization]:
+    """A detector whose model's classes have these groups, and what it finds."""
+    loaded = sees_what_is_bright()
+    found = Detector.of(loaded)([bright((320, 240), (100, 60, 180, 150))])[0]
+    return Detector.of(replace(loaded, labels=groups, groups=Groups(groups, groups))), found
+
+
+def test_a_photo_that_is_called_empty_is_none() -> None:
+    detector, found = bright_find("animal", "empty")
+    assert found.decision == "subject"
+    for sure, decision in ((0.99, "none"), (0.6, "unsure")):
+        named = Named("empty", sure, None, None)
+        empty = detector.with_name(found, named)
+        assert (empty.decision, empty.named) == (decision, named)
+        assert empty.confidence == empty.subjects[0].confidence == pytest.approx((1 - sure) * found.confidence)
+        assert empty.subjects[0].box == found.subjects[0].box
+
+
+@pytest.mark.parametrize(("groups", "decision"), [(("animal", "empty"), "unsure"), (("animal", "person"), "none")])
+def test_names_prove_something_where_the_model_may_say_that_nothing_is_there(
+    groups: tuple[str, ...], decision: str
+) -> None:
+    detector, found = bright_find(*groups)
+    named = detector.with_name(replace(found, decision="none"), Named("animal", 0.9, None, None))
+    assert named.decision == decision

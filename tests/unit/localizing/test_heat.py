@@ -19,7 +19,7 @@ from patchlight.models.vit import Heads, ViT
 
 
 def loaded(model: ViT, subject: SubjectHeat | None = None) -> Any:
-    return SimpleNamespace(model=model, subject=subject)
+    return SimpleNamespace(model=model, subject=subject, engine=None)
 
 
 def two_groups(grid: tuple[int, int], box: tuple[int, int, int, int], noise: float, seed: int = 0) -> Tensor:

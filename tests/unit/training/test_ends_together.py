@@ -102,7 +102,7 @@ def run(config: TrainConfig, what: str, folder: Path) -> set[str]:
 @pytest.mark.parametrize(("learning", "step"), [(0, 0), (1, 2)], ids=["looking", "learning"])
 def test_a_stop_that_one_of_them_hears_stops_both(learning: int, step: int, photos: Path, tmp_path: Path) -> None:
     config = settings(photos, tmp_path).changed({"trainable_blocks": learning})
-    line = f"15: run: stopped after step {step}; run the same command with --resume to continue"
+    line = f"15: run: stopped after step {step}; run it again with resume=True to continue"
     assert run(config, "stop one", tmp_path) == {f"0 {line}", f"1 {line}"}
     newest = read_newest(tmp_path / "run" / "checkpoints")
     assert newest is not None
@@ -116,7 +116,7 @@ def test_a_photo_that_one_of_them_cannot_read_ends_both(learning: int, photos: P
 
 
 def test_a_stop_while_the_first_of_them_saves_stops_both(photos: Path, tmp_path: Path) -> None:
-    line = "2: run: stopped after the last step; run the same command with --resume to evaluate and save the model"
+    line = "2: run: stopped after the last step; run it again with resume=True to evaluate and save the model"
     found = run(settings(photos, tmp_path), "stop all at the end", tmp_path)
     assert found == {f"0 {line}", f"1 {line}"}
 

@@ -514,9 +514,9 @@ def test_a_model_without_labels_takes_classes_by_their_order(
         (
             lambda: None,
             ["model", "photos", "--device", "meta"],
-            r"patchlight: device='meta' does not compute here .*\n",
+            r"patchlight: --device meta does not compute here .*\n",
         ),
-        (lambda: None, ["model", "photos", "--knn", "--device", "meta"], r"patchlight: device='meta' does not .*\n"),
+        (lambda: None, ["model", "photos", "--knn", "--device", "meta"], r"patchlight: --device meta does not .*\n"),
     ],
 )
 def test_mistakes_of_the_user_are_one_line(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from patchlight.training.config import DataConfig, TrainConfig
 from patchlight.training.data import Dataset, Names, evaluation_batches
 from patchlight.training.evaluate import evaluate
 from patchlight.training.features import (
+    ATTENTIVE,
+    LINEAR,
     AttentiveHead,
     FeatureEvaluation,
+    Features,
     attentive_probe,
     evaluate_features,
     features_of,
@@ -40,13 +44,13 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "FEWEST_STEPS", 60)
 
 
-def clouds(photos: int, classes: int = 8, width: int = 12, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+def clouds(photos: int, classes: int = 8, width: int = 12, spread: float = 1.0, seed: int = 0) -> Features:
     """Points about one centre a class; the centres are the same for every seed."""
     centres = np.random.default_rng(100).normal(size=(classes, width))
     random = np.random.default_rng(seed)
     labels = random.integers(0, classes, photos)
     points = centres[labels] + spread * random.normal(size=(photos, width))
-    return torch.tensor(points, dtype=torch.float32), torch.tensor(labels)
+    return Features(torch.tensor(points, dtype=torch.float32), torch.tensor(labels))
 
 
 def naive_knn(
@@ -68,33 +72,30 @@ def naive_knn(
 
 @pytest.mark.parametrize(("k", "temperature"), [(20, 0.07), (1, 0.07), (7, 0.5), (500, 1.0)])
 def test_knn_is_what_a_plain_loop_gives(k: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_ND, train_labels_N = clouds(150, spread=1.5)
-    test_MD, test_labels_M = clouds(80, spread=1.5, seed=1)
-    expected = naive_knn(*(each.numpy() for each in (train_ND, train_labels_N, test_MD, test_labels_M)), k, temperature)
+    train = clouds(150, spread=1.5)
+    test = clouds(80, spread=1.5, seed=1)
+    expected = naive_knn(*(each.numpy() for each in (*train, *test)), k, temperature)
     assert 0.3 < expected[0] < 0.99
     for rows in (2**16, 64, 7):  # in one part or in many, also parts smaller than k
         monkeypatch.setattr(features, "TRAIN_ROWS", rows)
         monkeypatch.setattr(features, "TEST_ROWS", rows)
-        found = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, k=k, temperature=temperature)
+        found = knn_accuracy(train, test, k=k, temperature=temperature)
         assert (found.accuracy, found.top5_accuracy) == expected
     assert (found.method, found.photos, found.details["train_photos"]) == ("knn", 80, 150)
 
 
 def test_knn_looks_at_directions_and_not_at_lengths() -> None:
-    train_ND, train_labels_N = clouds(100)
-    test_MD, test_labels_M = clouds(50, seed=1)
-    longer_ND = train_ND * torch.linspace(0.1, 10, 100)[:, None]
-    assert (
-        knn_accuracy(longer_ND, train_labels_N, test_MD, test_labels_M).accuracy
-        == knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M).accuracy
-    )
+    train = clouds(100)
+    test = clouds(50, seed=1)
+    longer_ND = train.features * torch.linspace(0.1, 10, 100)[:, None]
+    assert knn_accuracy(Features(longer_ND, train.labels_N), test).accuracy == knn_accuracy(train, test).accuracy
 
 
 def test_a_low_temperature_leaves_the_nearest_neighbour_alone_to_vote() -> None:
-    train_ND, train_labels_N = clouds(100, spread=1.5)
-    test_MD, test_labels_M = clouds(60, spread=1.5, seed=1)
-    sharp = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, temperature=1e-6)
-    one = knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M, k=1)
+    train = clouds(100, spread=1.5)
+    test = clouds(60, spread=1.5, seed=1)
+    sharp = knn_accuracy(train, test, temperature=1e-6)
+    one = knn_accuracy(train, test, k=1)
     assert sharp.accuracy == one.accuracy
 
 
@@ -102,26 +103,26 @@ def test_a_class_without_votes_is_not_among_five() -> None:
     """All neighbours are of class 0; classes 1 to 5 tie at nothing."""
     train_ND, train_labels_N = torch.eye(6), torch.tensor([0, 0, 0, 0, 0, 6])
     test_MD = torch.tensor([[1.0, 1, 0, 0, 0, 0]])
-    found = knn_accuracy(train_ND, train_labels_N, test_MD, torch.tensor([1]), k=2)
+    found = knn_accuracy(Features(train_ND, train_labels_N), Features(test_MD, torch.tensor([1])), k=2)
     assert (found.accuracy, found.top5_accuracy) == (0.0, 0.0)
 
 
 def test_top5_is_none_with_five_classes() -> None:
-    features_ND, labels_N = clouds(30, classes=5)
-    assert knn_accuracy(features_ND, labels_N, features_ND, labels_N).top5_accuracy is None
+    known = clouds(30, classes=5)
+    assert knn_accuracy(known, known).top5_accuracy is None
 
 
 def test_linear_probe_separates_what_a_plane_separates() -> None:
     """k-NN is lost in three loud numbers that mean nothing; a plane is not, and the rate is found."""
-    train_ND, train_labels_N = clouds(600, classes=6, spread=0.3)
-    test_MD, test_labels_M = clouds(200, classes=6, spread=0.3, seed=1)
+    train = clouds(600, classes=6, spread=0.3)
+    test = clouds(200, classes=6, spread=0.3, seed=1)
     noise = torch.Generator().manual_seed(0)
-    train_ND = torch.cat([train_ND, 100 * torch.randn(600, 3, generator=noise)], 1)
-    test_MD = torch.cat([test_MD, 100 * torch.randn(200, 3, generator=noise)], 1)
-    found = linear_probe(train_ND, train_labels_N, test_MD, test_labels_M, epochs=10)
+    train = train._replace(features=torch.cat([train.features, 100 * torch.randn(600, 3, generator=noise)], 1))
+    test = test._replace(features=torch.cat([test.features, 100 * torch.randn(200, 3, generator=noise)], 1))
+    found = linear_probe(train, test, replace(LINEAR, epochs=10))
     assert found.accuracy > 0.98
-    assert knn_accuracy(train_ND, train_labels_N, test_MD, test_labels_M).accuracy < 0.6
-    assert found.details["rate"] in features.LINEAR_RATES
+    assert knn_accuracy(train, test).accuracy < 0.6
+    assert found.details["rate"] in LINEAR.rates
     assert found.method == "linear"
 
 
@@ -131,7 +132,8 @@ def test_linear_probe_reaches_the_best_linear_classifier() -> None:
     labels_N = torch.arange(3000) % 2
     points_ND = torch.randn(3000, 5, generator=random)
     points_ND[:, 0] += 2.0 * labels_N
-    found = linear_probe(points_ND[:2000], labels_N[:2000], points_ND[2000:], labels_N[2000:], epochs=10)
+    train, test = (Features(points_ND[part], labels_N[part]) for part in (slice(2000), slice(2000, None)))
+    found = linear_probe(train, test, replace(LINEAR, epochs=10))
     best = ((points_ND[2000:, 0] > 1.0).long() == labels_N[2000:]).double().mean().item()
     assert best > 0.8
     assert found.accuracy == pytest.approx(best, abs=0.02)
@@ -139,23 +141,24 @@ def test_linear_probe_reaches_the_best_linear_classifier() -> None:
 
 @pytest.mark.usefixtures("few_steps")
 def test_the_rate_is_chosen_without_a_look_at_the_test_photos() -> None:
-    train_ND, train_labels_N = clouds(200)
-    test_MD, test_labels_M = clouds(50, seed=1)
-    found = linear_probe(train_ND, train_labels_N, test_MD, test_labels_M, epochs=1)
-    shuffled = linear_probe(train_ND, train_labels_N, test_MD, test_labels_M.flip(0), epochs=1)
+    train = clouds(200)
+    test = clouds(50, seed=1)
+    quick = replace(LINEAR, epochs=1)
+    found = linear_probe(train, test, quick)
+    shuffled = linear_probe(train, test._replace(labels_N=test.labels_N.flip(0)), quick)
     assert found.details == shuffled.details
     assert max(found.details["rates"].values()) == found.details["rates"][f"{found.details['rate']:g}"]
 
 
 @pytest.mark.usefixtures("few_steps")
 def test_probes_of_one_seed_are_equal_and_leave_the_generator_alone() -> None:
-    train_ND, train_labels_N = clouds(120)
-    test_MD, test_labels_M = clouds(40, seed=1)
+    known, asked = clouds(120), clouds(40, seed=1)
+    train, test = (each._replace(features=each.features.unflatten(1, (3, 4))) for each in (known, asked))
     before = torch.get_rng_state()
-    one = attentive_probe(train_ND.view(120, 3, 4), train_labels_N, test_MD.view(40, 3, 4), test_labels_M, epochs=1)
+    one = attentive_probe(train, test, replace(ATTENTIVE, epochs=1))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(5)
-    two = attentive_probe(train_ND.view(120, 3, 4), train_labels_N, test_MD.view(40, 3, 4), test_labels_M, epochs=1)
+    two = attentive_probe(train, test, replace(ATTENTIVE, epochs=1))
     assert one == two
 
 
@@ -171,10 +174,11 @@ def test_attentive_probe_finds_the_patch_that_matters() -> None:
         tokens[photo, :, 5] = random.choice([-1, 0, 1], 9)
         tokens[photo, place, 5] = labels[photo] - 1
     tokens_NPD, labels_N = torch.tensor(tokens).half(), torch.tensor(labels)
-    parts = (tokens_NPD[:700], labels_N[:700], tokens_NPD[700:], labels_N[700:])
-    found = attentive_probe(*parts, num_heads=2, epochs=30)
+    train, test = Features(tokens_NPD[:700], labels_N[:700]), Features(tokens_NPD[700:], labels_N[700:])
+    found = attentive_probe(train, test, replace(ATTENTIVE, epochs=30), num_heads=2)
     assert found.accuracy > 0.9
-    means = linear_probe(parts[0].float().mean(1), parts[1], parts[2].float().mean(1), parts[3], epochs=10)
+    train, test = (each._replace(features=each.features.float().mean(1)) for each in (train, test))
+    means = linear_probe(train, test, replace(LINEAR, epochs=10))
     assert means.accuracy < 0.7
 
 
@@ -212,7 +216,7 @@ def test_an_attentive_head_pools_by_softmax_of_its_queries() -> None:
 def test_features_that_cannot_be_judged_are_refused(judge: Any, change: dict[str, Tensor], message: str) -> None:
     parts = {"train": torch.randn(4, 2), "labels": torch.tensor([0, 1, 0, 1]), "test": torch.randn(3, 2)} | change
     with pytest.raises(PatchlightError, match=message):
-        judge(parts["train"], parts["labels"], parts["test"], torch.tensor([0, 1, 1]))
+        judge(Features(parts["train"], parts["labels"]), Features(parts["test"], torch.tensor([0, 1, 1])))
 
 
 def images_in_memory(photos: int = 40, classes: int = 2, seed: int = 0) -> Dataset:
@@ -287,7 +291,7 @@ def test_knn_in_the_course_of_a_run() -> None:
     found = knn_of(model, training, validation, settings(), "cpu")
     features_ND, labels_N = features_of(model, batches_of(training))
     judged_MD, judged_labels_M = features_of(model, batches_of(validation))
-    assert found == knn_accuracy(features_ND, labels_N, judged_MD, judged_labels_M)
+    assert found == knn_accuracy(Features(features_ND, labels_N), Features(judged_MD, judged_labels_M))
     assert found.accuracy > 0.7
     few = knn_of(model, training, validation, settings(), "cpu", most=20)
     assert (few.photos, few.details["train_photos"]) == (20, 20)

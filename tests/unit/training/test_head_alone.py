@@ -161,7 +161,7 @@ def test_stopped_and_resumed_is_never_stopped(
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "prepare", interrupted)
-        with pytest.raises(Stopped, match="with --resume to continue"):
+        with pytest.raises(Stopped, match="with resume=True to continue"):
             train(config, tmp_path / "stopped")
     train(config.changed({"data.workers": 1}), tmp_path / "stopped", resume=True)
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")

@@ -252,7 +252,7 @@ def test_a_group_of_processes_is_stopped_and_nothing_lost(whole: Path, photos: P
         os.killpg(process.pid, signal.SIGTERM)
         _, error = process.communicate()
     if process.returncode:  # it may just have been done
-        assert "--resume" in error
+        assert "resume=True" in error
         assert (run / "checkpoints" / "checkpoints.json").exists()
     train(settings(photos), run, resume=True)
     assert weights(run) == weights(whole)
@@ -293,7 +293,7 @@ def test_lines_of_metrics_are_the_same_after_a_stop(photos: Path, tmp_path: Path
 
 
 def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(PatchlightError, match="holds a run already; go on with --resume"):
+    with pytest.raises(PatchlightError, match="holds a run already; go on with resume=True"):
         train(settings(photos), whole)
     with pytest.raises(PatchlightError, match=r"was started with optim.lr=0.01, not 0.5"):
         train(settings(photos, **{"optim.lr": 0.5}), whole, resume=True)
@@ -402,7 +402,7 @@ def test_a_checkpoint_is_fine_tuned_from_the_end(photos: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.num_classes": 4}, "has 3 classes, the model 4; --set model.num_classes=3"),
+        ({"model.num_classes": 4}, "has 3 classes, the model 4; set model.num_classes=3"),
         ({"data.train": "nowhere"}, "nowhere"),
         ({"start": "nowhere"}, "nowhere"),
         ({"data.validation_share": 0.0}, "leaves no photos to judge by"),

@@ -78,7 +78,7 @@ def stop_at(step: int, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.num_classes": 4}, r"has 3 classes, the model 4; --set model\.num_classes=3"),
+        ({"model.num_classes": 4}, r"has 3 classes, the model 4; set model\.num_classes=3"),
         ({"start": "nowhere"}, "nowhere"),
         ({"data.groups": "absent.csv"}, r"absent\.csv: cannot be read"),
         ({"sharded": True, "ema": 0.9}, "sharded=True goes with"),
@@ -325,7 +325,7 @@ def test_what_compiles_does_not_hear_ctrl_c(
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        (where, "stopped after the last step; run the same command with --resume to evaluate and save the model")
+        (where, "stopped after the last step; run it again with resume=True to evaluate and save the model")
         for where in ("write_checkpoint", "_judge", "save_finished")
     ],
 )

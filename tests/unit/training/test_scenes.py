@@ -205,7 +205,7 @@ def test_parts_are_for_all_objects_or_for_one() -> None:
 
 def test_what_counts_is_what_is_known(photos: Path) -> None:
     learner, batch = learner_for(photos)
-    _, labels_B, covered_Bhw, named_B, placed_B = learner.prepare(batch, cropped=False)
+    _, labels_B, covered_Bhw, named_B, placed_B, *_ = learner.prepare(batch, cropped=False)
     kind_B = batch.samples_B % 5
     box, class_alone, nothing, mask, several = (kind_B == number for number in range(5))
     assert placed_B[nothing].all()
@@ -223,7 +223,7 @@ def test_what_counts_is_what_is_known(photos: Path) -> None:
 def test_two_objects_cover_two_places(photos: Path) -> None:
     """Whole photos: bright pixels of a photo's colour are where its coverage is."""
     learner, batch = learner_for(photos, whole=0.0, area=(1.0, 1.0), aspect=(1.0, 1.0), colour=0.0, grey=0.0)
-    images_BCHW, _, covered_Bhw, _, placed_B = learner.prepare(batch, cropped=False)
+    images_BCHW, _, covered_Bhw, _, placed_B, *_ = learner.prepare(batch, cropped=False)
     preprocess = learner.config.preprocess
     mean, std = torch.tensor(preprocess.mean)[:, None, None], torch.tensor(preprocess.std)[:, None, None]
     bright_BHW = ((images_BCHW * std + mean).amax(1) > 0.5).float()
@@ -252,7 +252,7 @@ def test_labels_that_are_not_there_teach_nothing(photos: Path) -> None:
 
 def test_pasted_subjects_are_where_the_coverage_says(photos: Path) -> None:
     learner, batch = learner_for(photos, paste=1.0, colour=0.0, grey=0.0)
-    images_BCHW, labels_B, covered_Bhw, named_B, placed_B = learner.prepare(batch, cropped=False)
+    images_BCHW, labels_B, covered_Bhw, named_B, placed_B, *_ = learner.prepare(batch, cropped=False)
     assert placed_B.all()
     peak_B = covered_Bhw.amax((1, 2))
     assert ((peak_B == 0) | (peak_B >= 0.6 - 1e-4)).all()
@@ -361,7 +361,7 @@ def test_several_objects_and_nothing_are_judged(photos: Path, monkeypatch: pytes
     score_Nhw = 20 * coverage(shown_N4.nan_to_num(0), (8, 8)) - 8
     score_Nhw[2::10] = 9.0  # every second of those with nothing
     logits_NK = torch.nn.functional.one_hot(kept.labels_N.clamp(min=0), 2).float()
-    monkeypatch.setattr(subject_module, "look", lambda vit, images: (logits_NK, score_Nhw))
+    monkeypatch.setattr(subject_module, "look", lambda vit, images: (logits_NK, score_Nhw, None))
     heat = SubjectHeat(scale=1.0, bias=0.0)
     result = evaluate_subjects(ViT(config.model), heat, kept, config, torch.device("cpu"))
     assert (result.photos, result.boxed) == (100, 60)
