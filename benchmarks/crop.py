@@ -3,6 +3,7 @@
     python benchmarks/crop.py                    # 24 photos of 12 to 24 MP, boxes only and with full-size crops
     python benchmarks/crop.py --photos 8 --rounds 1
     python benchmarks/crop.py --memory           # peak memory of each process, at 100 and at 5,000 small photos
+    python benchmarks/crop.py --models default OTHER   # two models beside each other, boxes only
 
 The script: timm's S/16, a hook on the last block's attention, Pillow, a heat map as large as the photo, its box, a crop
 saved as JPEG; photo after photo. Ours: a model of the same size (S/16 at 224 px, random weights), read by a heat of its
@@ -77,10 +78,10 @@ def make_model(folder: Path, variant: str = "S/16", side: int = 224, **changes: 
     save(vit, folder, preprocess=PreprocessConfig(image_size=(side, side), crop_pct=0.875), subject=subject)
 
 
-def run_ours(photos: Path, out: Path, model: Path, how: str, workers: int) -> None:
+def run_ours(photos: Path, out: Path, model: str, how: str, workers: int) -> None:
     begun = time.perf_counter()
     boxes_only = how == "boxes only"
-    settings = pl.CropSettings(boxes_only=boxes_only, burst=how == "burst")
+    settings = pl.CropSettings(boxes_only=boxes_only, burst=how == "burst", engine="none")
     how = pl.CropRunSettings(device="cpu", workers=workers)
     summary = pl.crop_photos(photos, out, settings, how, model=model, reporter=pl.Reporter())
     whole = time.perf_counter() - begun
@@ -221,6 +222,31 @@ def compare(count: int, rounds: int, workers: int, folder: Path) -> None:
         )
 
 
+def compare_models(models: tuple[str, str], count: int, rounds: int, workers: int, folder: Path) -> None:
+    """The first beside the second, boxes only."""
+    photos = folder / f"photos-{count}"
+    make_photos(photos, count)
+    rates: dict[str, list[float]] = {model: [] for model in models}
+    costs: dict[str, list[float]] = {model: [] for model in models}
+    with tempfile.TemporaryDirectory() as scratch:
+        for round_number in range(rounds):
+            for number, model in enumerate(models):
+                out = Path(scratch) / f"{round_number}-{number}"
+                said, usage = in_a_process("ours", photos, out, model, "boxes only", str(workers))
+                rates[model].append(said["rate"])
+                costs[model].append(usage.cpu / count)
+                cost = f"cores {1000 * usage.cpu / count:4.0f} ms a photo, start-up included"
+                print(f"{model:24} {said['rate']:6.2f} photos/s   {cost}", flush=True)
+    first, second = models
+    ratios = [own / other for own, other in zip(rates[first], rates[second], strict=True)]
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    seconds = statistics.median(costs[second]) / statistics.median(costs[first])
+    print(
+        f"{first}: {statistics.median(ratios):.2f} times the rate of {second} (rounds: {each}); by the seconds of the "
+        f"cores {seconds:.2f} times"
+    )
+
+
 def compare_memory(workers: int) -> None:
     """With a small model, since neither the model nor the photos' size makes a folder's."""
     print(f"{workers} workers; MB of the program itself, of its largest process, and of all together")
@@ -240,8 +266,7 @@ def compare_memory(workers: int) -> None:
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "ours":
-        photos, out, model = map(Path, sys.argv[2:5])
-        run_ours(photos, out, model, sys.argv[5], int(sys.argv[6]))
+        run_ours(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5], int(sys.argv[6]))
         return
     if len(sys.argv) > 1 and sys.argv[1] == "script":
         run_script(Path(sys.argv[2]), Path(sys.argv[3]))
@@ -252,11 +277,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "patchlight-crop-benchmark")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--models", nargs=2, metavar=("MODEL", "OTHER"))
     arguments = parser.parse_args()
     if not DEMO.exists():
         raise SystemExit(f"the photos are made from those in {DEMO}, which is not here")
     if arguments.memory:
         compare_memory(arguments.workers)
+    elif arguments.models:
+        compare_models(arguments.models, arguments.photos, arguments.rounds, arguments.workers, arguments.folder)
     else:
         compare(arguments.photos, arguments.rounds, arguments.workers, arguments.folder)
 

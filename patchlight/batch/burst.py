@@ -1,11 +1,12 @@
-"""Camera traps: what in the frames of one camera never moves.
+"""Camera traps: what in the frames of one camera is the scene, and what is new in a frame.
 
-A stump that lights up in every frame is not an animal. Where the picture does not differ from the scene's background,
-and the heat is there in nearly every frame, the heat is taken away; what moves keeps it.
+A stump that lights up at any time of day is not an animal, and what differs from the scene may be one, though the
+model does not see it. What the scene is can be told by other times alone: the frames of one burst show a still deer
+as they show a stump. So each burst is compared with the *other* bursts of its camera and its kind of light. Where
+there are too few of those nothing is held against what the model finds; what moves within a burst counts all the same.
 
-Bursts (a gap of a minute at most) are what a report counts as one visit. The background is better taken from a longer
-sequence: in the three frames of one burst a deer that stands still looks as static as a stump, and that is why little
-is taken away on the word of a few frames, or of a few seconds (see `evidence`).
+Pictures are compared by their texture, each pixel less the mean around it and in units of what is usual there: light
+that changes, and soft shadows, leave that as it is.
 
 T is frames here, in the order of their time.
 """
@@ -16,163 +17,260 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from patchlight.errors import PatchlightError
 from patchlight.localizing.boxes import label_regions
-from patchlight.localizing.decide import Decision
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
-LEAST_FRAMES = 3
-"""From which a background can be told: with fewer, nothing says which of two frames is the empty one."""
+LEAST_OTHERS = 3
+"""Bursts, or frames of a burst, that a picture is compared with at least."""
 
-SURE_FRAMES = 5
-SURE_SECONDS = 120.0
-"""From which on what is static is taken away whole: animals stand still, but not for so long."""
+MOST_OTHERS = 11
+"""And at most, the nearest ones: enough to know what a place looks like."""
 
-NIGHT_CHROMA = 0.012
-"""Mean difference of a picture's colours, 0 to 1, below which it was taken by infrared light."""
+SURE_OTHERS, SURE_SECONDS = 4, 7200.0
+"""Other bursts, and the time between the first and the last, from which on they say as much as they ever do: a deer may
+lie still for an hour."""
 
-LEAST_CHANGE = 0.06
-"""Of a pixel's brightness, 0 to 1. Less is noise, JPEG or a cloud."""
+OUTLIERS = 0.2
+"""The share of other bursts, on either side, that say nothing of a pixel: they may show an animal."""
 
-NOISE_FACTOR, MOST_NOISE = 4.0, 0.1
-"""A change is so many times what a pixel does anyway, as grass in the wind; what does more than this is not a scene."""
+AROUND, USUAL = 8, 0.04
+"""A pixel is compared with means over about five times so many pixels, in units of the usual difference, to which so
+much of the brightness from black to white is added: noise on an even sky is no texture."""
 
-SAME_SCENE = 0.5
-"""How far the middling pixel of a frame is off the background, as a share of how far it is off an even grey, at most:
-photos of several scenes in one folder have no background."""
+SWAY = 1
+"""Pixels by which leaves are off from frame to frame."""
 
-PATCH_SHARES = 0.05, 0.25
-"""Share of a patch's pixels that have to change: up to the first it is unchanged, from the second on changed."""
+FARTHEST_SHIFT = 8
+"""Pixels by which a camera on a swaying tree may be off; frames are shifted back."""
 
-ABSENT_SHARE = 0.2
-"""Of the frames, in which heat that is there in "nearly every frame" may be missing; none, for fewer than 6."""
+SAME_SCENE = 0.3
+"""The correlation of a frame with the scene from which on it shows the same at all."""
+
+MOVED_FROM = 0.7
+"""The difference from which on something is called new; what it comes to is in `sequences`."""
+
+UNKNOWN_FROM = 1.5
+"""Where the other bursts differ by more than this from each other, they do not say what a place looks like."""
+
+PATCH_SHARES = 0.02, 0.15
+"""Share of a patch's pixels that have to be new: up to the first it is unchanged, from the second on changed."""
 
 REGION_CHANGE = 0.5
 """The share of a warm region that has to change for all of it to count as changed: an animal that moves by less than
 its length leaves its middle looking much the same."""
 
 REGION_STATIC = 0.3, 0.7
-"""The share of a warm region whose heat is there in nearly every frame: up to the first nothing of it is static, since
+"""The share of a warm region whose heat is there at other times: up to the first nothing of it is the scene's, since
 only the places overlap where an animal was, from the second on all."""
-
-MOVED_SHARE = 0.01
-"""Of the frame that the box around what changed covers at least, to be given for something that moved."""
-
-FARTHEST_SHIFT = 2
-"""Pixels of a thumbnail by which a camera on a swaying tree may be off."""
-
-
-def is_night(thumb_HWC: npt.NDArray[Any]) -> bool:
-    """Whether a picture has no colours, as one that was taken by infrared light; an even tint is none."""
-    levels_HWC = _levels(thumb_HWC)
-    chroma_HW2 = levels_HWC[..., [0, 2]] - levels_HWC[..., [1]]
-    return bool(np.abs(chroma_HW2 - np.median(chroma_HW2, axis=(0, 1))).mean() < NIGHT_CHROMA)
 
 
 @dataclass(frozen=True)
-class Background:
-    """The scene without what moves in it, from frames of one kind of light."""
+class Moved:
+    """The most that is new in a frame."""
 
-    heat_hw: Floats
-    """The heat that is there in nearly every frame, or in nearly every one where nothing moves, if most are such."""
-    changed_THW: Bools
-    """Which pixels of each frame differ from the background, by more than they do anyway."""
-
-    @classmethod
-    def of(cls, heats_Thw: npt.NDArray[Any], thumbs_THWC: npt.NDArray[Any]) -> Self:
-        levels_THWC = np.stack([_levels(thumb_HWC) for thumb_HWC in thumbs_THWC])
-        # The scene is the median of the frames, each shifted into place and made as bright as the others:
-        # first all as bright as the frame of middling brightness, then, where the scene is known, as bright as that.
-        middle = int(np.argsort(np.median(levels_THWC, axis=(1, 2, 3)), kind="stable")[len(levels_THWC) // 2])
-        scene_HWC = levels_THWC[middle]
-        for _ in range(2):
-            levels_THWC = np.stack([_fitted(_aligned(frame, scene_HWC), scene_HWC) for frame in levels_THWC])
-            scene_HWC = np.median(levels_THWC, axis=0)
-        off_THW = np.abs(levels_THWC - scene_HWC).max(-1)
-        # By how much a pixel is off as a rule. Leaves that sway do not stay in their pixels.
-        noise_HW = _widest(1.4826 * np.median(off_THW, axis=0)).clip(max=MOST_NOISE)
-        changed_THW = off_THW > np.maximum(LEAST_CHANGE, NOISE_FACTOR * noise_HW)
-        contrast = np.median(np.abs(scene_HWC - np.median(scene_HWC, axis=(0, 1))).max(-1))
-        changed_THW |= np.median(off_THW, axis=(1, 2), keepdims=True) > SAME_SCENE * contrast
-        # A model that is sure of an animal may not look at the stump beside it: where nothing moves in most frames,
-        # those tell best.
-        quiet_T = _changed(changed_THW, heats_Thw.shape[1:]).max((1, 2)) < 0.5
-        if quiet_T.sum() >= max(LEAST_FRAMES, len(quiet_T) / 2):
-            heats_Thw = heats_Thw[quiet_T]
-        heat_hw = np.quantile(heats_Thw, ABSENT_SHARE, axis=0, method="lower")
-        return cls(heat_hw.astype(np.float32), changed_THW)
-
-    def changed_hw(self, frame: int) -> Floats:
-        """How much a frame's patches differ from the background: 0 not at all, 1 certainly."""
-        return _changed(self.changed_THW[frame, None], self.heat_hw.shape)[0]
+    level: float
+    """How far its texture is outside of what the place looks like at other times; see MOVED_FROM."""
+    box: tuple[float, float, float, float]
+    """x0, y0, x1, y1 as shares of the picture's sides."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What is left of a sequence's heat, and which of its frames show nothing but the scene."""
+    """What the frames of a sequence say of each other."""
 
-    heats_Thw: Floats
+    same_Thw: Floats
+    """How far each patch looks as at other times, 0 to 1; 0 where that is not known."""
+    static_Thw: Floats
+    """How far its heat is the scene's: it looks the same, and is as warm in most of the other bursts."""
+    strength_T: Floats
+    """How far to believe that, 0 to 1: by the number of other bursts and the time that they span; 0 where there are too
+    few."""
+    bursts_T: npt.NDArray[np.int64]
+    """How many other bursts a frame was compared with; 0 where there are too few."""
+    moved_T: tuple[Moved | None, ...]
+    """None where a frame has nothing to be compared with."""
     unchanged_T: Bools
-    """Nothing differs from the background, and there are enough frames to say so."""
-    changed_Thw: Floats
-    """How much patches differ from the background, see `Background.changed_hw`; 0 where there are not enough frames."""
+    """Nothing is new against other bursts, which agree on what there is."""
 
 
 def judge(
-    heats_Thw: npt.NDArray[Any], thumbs_THWC: npt.NDArray[Any], *, times_T: Sequence[float | None] | None = None
+    heats_Thw: npt.NDArray[Any],
+    pictures_THW: npt.NDArray[Any],
+    *,
+    bursts: Sequence[Any],
+    night: Sequence[bool] | None = None,
+    times: Sequence[float | None] | None = None,
 ) -> Judged:
-    """Heat from 0 to 1 and pictures (uint8, or floats from 0 to 1) of one camera's frames, which show the same part.
+    """Heat from 0 to 1 and grey pictures (uint8) of one camera's frames, which show the same part.
 
-    Heat goes where the picture is as the background and the heat is there in nearly every frame. Frames by day and
-    by night have each their own background; of fewer than 3 of a kind nothing is changed. `times_T`, in seconds, says
-    how long things have stood still; without it, the number of frames alone has to do.
+    `bursts` says by any values which frames were shot together, `night` which were taken by infrared light, and
+    `times`, in seconds, how long the sequence took: without them no heat is ever the scene's.
     """
-    heats_Thw, thumbs_THWC = _checked(heats_Thw, thumbs_THWC)
-    left_Thw = heats_Thw.copy()
-    unchanged_T = np.zeros(len(heats_Thw), np.bool_)
-    changed_Thw = np.zeros_like(heats_Thw)
-    night_T = np.array([is_night(thumb_HWC) for thumb_HWC in thumbs_THWC], np.bool_)
-    for night in (False, True):
-        members = np.flatnonzero(night_T == night).tolist()
-        strength = evidence(len(members), None if times_T is None else [times_T[member] for member in members])
-        if not strength:
-            continue
-        background = Background.of(heats_Thw[members], thumbs_THWC[members])
-        for place, member in enumerate(members):
-            changed_hw = background.changed_hw(place)
-            static_hw = np.minimum(1, 1.5 * background.heat_hw / np.maximum(heats_Thw[member], 1e-6))
-            static_hw *= (1 - changed_hw) * _regions_static(heats_Thw[member], changed_hw, static_hw)
-            left_Thw[member] *= 1 - strength * static_hw
-            if strength == 1:
-                unchanged_T[member] = changed_hw.max() < 0.5
-                changed_Thw[member] = changed_hw
-    return Judged(left_Thw, unchanged_T, changed_Thw)
+    heats_Thw, pictures_THW = _checked(heats_Thw, pictures_THW)
+    count = len(heats_Thw)
+    night_T = np.zeros(count, np.bool_) if night is None else np.array(night, np.bool_)
+    same_Thw, static_Thw = np.zeros_like(heats_Thw), np.zeros_like(heats_Thw)
+    strength_T = np.zeros(count, np.float32)
+    bursts_T = np.zeros(count, np.int64)
+    unchanged_T = np.zeros(count, np.bool_)
+    moved: list[Moved | None] = [None] * count
+    for kind in (False, True):
+        members: dict[Any, list[int]] = {}
+        for frame in np.flatnonzero(night_T == kind).tolist():
+            members.setdefault(bursts[frame], []).append(frame)
+        of_burst = list(members.values())
+        frames_of_kind = [frame for frames in of_burst for frame in frames]
+        textures = {frame: texture_of(pictures_THW[frame]) for frame in frames_of_kind}
+        shifts = dict.fromkeys(textures, (0, 0))
+        if frames_of_kind:
+            first = _spectrum(textures[frames_of_kind[len(frames_of_kind) // 2]])
+            for frame, texture_HW in textures.items():
+                shifts[frame] = down, right = _shift(texture_HW, first)
+                textures[frame] = texture_HW.roll((down, right), (0, 1))
+        # Where some of the frames do not reach, nothing can be said.
+        edge = max((abs(each) for shift in shifts.values() for each in shift), default=0)
+        middles = [torch.stack([textures[frame] for frame in frames]).median(0).values for frames in of_burst]
+        warmths = [np.median(heats_Thw[frames], axis=0) for frames in of_burst]
+        for number, frames in enumerate(of_burst):
+            others = _nearest(number, len(of_burst))
+            if len(others) >= LEAST_OTHERS:
+                scene = Scene.of(torch.stack([middles[other] for other in others]))
+                warmth_hw = np.quantile([warmths[other] for other in others], 0.5, axis=0, method="lower")
+                away = [frame for other, own in enumerate(of_burst) for frame in own if other != number]
+                strength = evidence(len(of_burst) - 1, [times[frame] for frame in away] if times else ())
+                unknown_hw = _shares(scene.unknown_HW, warmth_hw.shape)
+                for frame in frames:
+                    new_HW = scene.new(textures[frame], edge)
+                    moved[frame] = most = what_moved(new_HW, shifts[frame])
+                    changed_hw = np.maximum(_changed(new_HW, warmth_hw.shape), unknown_hw)
+                    if not scene.is_shown_by(textures[frame]):
+                        changed_hw = np.ones_like(changed_hw)
+                    unchanged_T[frame] = most.level < MOVED_FROM and changed_hw.mean() < 0.5
+                    heat_hw = heats_Thw[frame]
+                    same_Thw[frame] = 1 - changed_hw
+                    static_hw = np.minimum(1, 1.5 * warmth_hw / np.maximum(heat_hw, 1e-6)) * same_Thw[frame]
+                    static_Thw[frame] = static_hw * _regions_static(heat_hw, changed_hw, static_hw)
+                    strength_T[frame], bursts_T[frame] = strength, len(others)
+                continue
+            for place, frame in enumerate(frames):
+                beside = [frames[other] for other in _nearest(place, len(frames))]
+                if len(beside) >= LEAST_OTHERS - 1:
+                    scene = Scene.of(torch.stack([textures[other] for other in beside]))
+                    moved[frame] = what_moved(scene.new(textures[frame], edge), shifts[frame])
+    return Judged(same_Thw, static_Thw, strength_T, bursts_T, tuple(moved), unchanged_T)
 
 
-def evidence(frames: int, times: Sequence[float | None] | None = None) -> float:
-    """How far to believe that what did not move never does, 0 to 1: by the number of frames and the time between."""
-    if frames < LEAST_FRAMES:
+def evidence(others: int, times: Sequence[float | None]) -> float:
+    """How far to believe that what other bursts show never goes, 0 to 1: by their number and the time they span."""
+    known = [time for time in times if time is not None]
+    if others < LEAST_OTHERS or len(known) < 2:
         return 0.0
-    strength = min(1.0, (frames - LEAST_FRAMES + 1) / (SURE_FRAMES - LEAST_FRAMES + 1))
-    known = [time for time in times if time is not None] if times is not None else []
-    if len(known) >= 2:
-        strength *= min(1.0, (max(known) - min(known)) / SURE_SECONDS)
-    return strength
+    return min(1.0, others / SURE_OTHERS) * min(1.0, (max(known) - min(known)) / SURE_SECONDS)
 
 
-def settle(decision: Decision, unchanged: bool) -> Decision:
-    """A frame's decision, once it is known whether anything in it differs from the scene: an empty one has none."""
-    return "none" if unchanged and decision == "unsure" else decision
+@dataclass(frozen=True)
+class Scene:
+    """What a place looks like at other times: the textures that each pixel has, but for the outliers."""
+
+    least_HW: Tensor
+    most_HW: Tensor
+    middle_HW: Tensor
+    unknown_HW: Tensor
+    """1 where the other times differ too much to say."""
+
+    @classmethod
+    def of(cls, textures_KHW: Tensor) -> Self:
+        ordered_KHW = textures_KHW.sort(0).values
+        left_out = int(OUTLIERS * len(ordered_KHW))
+        least_HW, most_HW = ordered_KHW[left_out], ordered_KHW[len(ordered_KHW) - 1 - left_out]
+        unknown_HW = (_wide_mean(most_HW - least_HW) > UNKNOWN_FROM).float()
+        middle_HW = ordered_KHW[len(ordered_KHW) // 2]
+        return cls(-_widest(-least_HW), _widest(most_HW), middle_HW, unknown_HW)
+
+    def new(self, texture_HW: Tensor, edge: int) -> Tensor:
+        """How far each pixel's texture is outside of what it is at other times, with its neighbours'; nothing within so
+        many pixels of the border."""
+        off_HW = torch.maximum(texture_HW - self.most_HW, self.least_HW - texture_HW).clamp(min=0)
+        new_HW = torch.zeros_like(off_HW)
+        inside = slice(edge, -edge or None), slice(edge, -edge or None)
+        new_HW[inside] = _mean(off_HW[inside], 1)
+        return new_HW
+
+    def is_shown_by(self, texture_HW: Tensor) -> bool:
+        both = float((texture_HW * self.middle_HW).mean())
+        usual = float(texture_HW.square().mean() * self.middle_HW.square().mean()) ** 0.5
+        return both > SAME_SCENE * usual
 
 
-def _changed(changed_THW: Bools, grid: tuple[int, ...]) -> Floats:
-    """How much the patches of frames differ from the background, by their pixels that do: 0 not at all, 1 certainly."""
-    shares_Thw = np.stack([_means(changed_HW.astype(np.float32), grid) for changed_HW in changed_THW])
+def texture_of(picture_HW: npt.NDArray[Any]) -> Tensor:
+    """Each pixel less the mean around it, in units of what such differences usually are there."""
+    level_HW = torch.from_numpy(picture_HW.astype(np.float32) / 255)
+    off_HW = level_HW - _wide_mean(level_HW)
+    return off_HW / (_wide_mean(off_HW.square()).clamp(min=0).sqrt() + USUAL)
+
+
+def what_moved(new_HW: Tensor, shift: tuple[int, int] = (0, 0)) -> Moved:
+    """The most that is new, and the box around it, in the frame as it was before it was shifted."""
+    height, width = new_HW.shape
+    level = float(new_HW.max())
+    if level <= 0:
+        return Moved(0.0, (0.0, 0.0, 1.0, 1.0))
+    # An animal is new here and there, by its edges and its hair: those that are near each other belong together.
+    step = max(1, min(height, width) // 96)
+    most_hw = functional.max_pool2d(new_HW.clamp(max=MOVED_FROM)[None, None], step)[0, 0]
+    dense_hw = _mean(most_hw, 1).numpy()
+    labels_hw, _ = label_regions(dense_hw >= 0.3 * dense_hw.max())
+    own_hw = labels_hw == labels_hw[np.unravel_index(int(dense_hw.argmax()), dense_hw.shape)]
+    own_HW = np.zeros((height, width), np.bool_)
+    own_HW[: own_hw.shape[0] * step, : own_hw.shape[1] * step] = own_hw.repeat(step, 0).repeat(step, 1)
+    inside_HW = np.where(own_HW, new_HW.numpy(), 0)
+    rows, columns = np.nonzero(inside_HW >= 0.5 * min(MOVED_FROM, float(inside_HW.max())))
+    rows, columns = rows - shift[0], columns - shift[1]
+    ends = columns.min() / width, rows.min() / height, (columns.max() + 1) / width, (rows.max() + 1) / height
+    x0, y0, x1, y1 = (min(1.0, max(0.0, float(end))) for end in ends)
+    return Moved(level, (x0, y0, x1, y1))
+
+
+def _spectrum(texture_HW: Tensor) -> Tensor:
+    return torch.fft.rfft2(texture_HW.clamp(-3, 3))
+
+
+def _shift(texture_HW: Tensor, first: Tensor) -> tuple[int, int]:
+    """(down, right) by which a frame fits the one with this spectrum best; none unless that is clearly better."""
+    height, width = texture_HW.shape
+    reach = min(FARTHEST_SHIFT, height // 16, width // 16)
+    fits_HW = torch.fft.irfft2(first * _spectrum(texture_HW).conj(), s=(height, width)).roll((reach, reach), (0, 1))
+    near_hw = fits_HW[: 2 * reach + 1, : 2 * reach + 1]
+    best = int(near_hw.argmax())
+    down, right = best // near_hw.shape[1], best % near_hw.shape[1]
+    if float(near_hw[down, right]) <= 1.1 * float(near_hw[reach, reach]):
+        return 0, 0
+    return down - reach, right - reach
+
+
+def _nearest(place: int, count: int) -> list[int]:
+    """The other places of so many, MOST_OTHERS at most, those next to this one."""
+    others = sorted((each for each in range(count) if each != place), key=lambda each: (abs(each - place), each))
+    return sorted(others[:MOST_OTHERS])
+
+
+def _changed(new_HW: Tensor, grid: tuple[int, ...]) -> Floats:
+    """How much patches differ from the scene: 0 not at all, 1 certainly."""
     least, most = PATCH_SHARES
-    return ((shares_Thw - least) / (most - least)).clip(0, 1).astype(np.float32)
+    return ((_shares((new_HW >= MOVED_FROM).float(), grid) - least) / (most - least)).clip(0, 1)
+
+
+def _shares(values_HW: Tensor, grid: tuple[int, ...]) -> Floats:
+    """Means over the patches of a grid (h, w)."""
+    means: Floats = functional.adaptive_avg_pool2d(values_HW[None, None], (grid[0], grid[1]))[0, 0].numpy()
+    return means
 
 
 def _regions_static(heat_hw: Floats, changed_hw: Floats, static_hw: Floats) -> Floats:
@@ -188,97 +286,32 @@ def _regions_static(heat_hw: Floats, changed_hw: Floats, static_hw: Floats) -> F
     return result_hw
 
 
-def _aligned(frame_HWC: Floats, scene_HWC: Floats) -> Floats:
-    """The frame shifted by a pixel or two to where it fits the scene best; as it is, unless that is clearly better."""
-    reach = FARTHEST_SHIFT
-    if min(frame_HWC.shape[:2]) < 8 * reach:
-        return frame_HWC
-    inner = slice(reach, -reach)
-    scene_HW = _contrast(scene_HWC)[inner, inner]
-    frame_HW = _contrast(frame_HWC)
-    height, width = scene_HW.shape
-
-    def misfit(down: int, right: int) -> float:
-        # What moved in the frame is a small part, on which a mean of square roots does not dwell.
-        moved_HW = frame_HW[reach + down :, reach + right :][:height, :width]
-        return float(np.sqrt(np.abs(moved_HW - scene_HW)).mean())
-
-    steps = range(-reach, reach + 1)
-    down, right = min(((y, x) for y in steps for x in steps), key=lambda step: misfit(*step))
-    if misfit(down, right) > 0.85 * misfit(0, 0):
-        return frame_HWC
-    padded_HWC = np.pad(frame_HWC, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
-    size = frame_HWC.shape
-    return padded_HWC[reach + down :, reach + right :][: size[0], : size[1]]
-
-
-def _contrast(levels_HWC: Floats) -> Floats:
-    """Grey, with the brightness and the contrast of the exposure taken out."""
-    grey_HW = levels_HWC.mean(-1)
-    grey_HW = grey_HW - np.median(grey_HW)
-    return grey_HW / max(float(np.abs(grey_HW).mean()), 1e-3)
-
-
-def _fitted(frame_HWC: Floats, scene_HWC: Floats) -> Floats:
-    """gain * frame + offset of each colour, as it fits those pixels of the scene that have not changed."""
-    fitted = frame_HWC.copy()
-    for colour in range(frame_HWC.shape[-1]):
-        x_P, y_P = frame_HWC[..., colour].ravel(), scene_HWC[..., colour].ravel()
-        # The first guess is by the whole; then the worst fitting pixels are left out, where something may have moved.
-        gain, offset = _line(np.sort(x_P), np.sort(y_P))
-        for _ in range(4):
-            off_P = np.abs(gain * x_P + offset - y_P)
-            kept_P = off_P <= np.quantile(off_P, 0.6)
-            gain, offset = _line(x_P[kept_P], y_P[kept_P])
-        fitted[..., colour] = gain * frame_HWC[..., colour] + offset
-    return fitted
-
-
-def _line(x_P: Floats, y_P: Floats) -> tuple[float, float]:
-    spread = float(x_P.var())
-    gain = float(((x_P - x_P.mean()) * (y_P - y_P.mean())).mean()) / spread if spread > 1e-6 else 1.0
-    gain = min(4.0, max(0.25, gain))  # no camera's exposure is off by more, and a flat picture would lead anywhere
-    return gain, float(y_P.mean()) - gain * float(x_P.mean())
-
-
-def _widest(values_HW: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Of each pixel and its eight neighbours, the most."""
-    padded = np.pad(values_HW, 1, mode="edge")
+def _wide_mean(values_HW: Tensor) -> Tensor:
+    """Of what is around each pixel, see AROUND."""
     height, width = values_HW.shape
-    shifts = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
-    most: npt.NDArray[Any] = np.max(shifts, axis=0)
-    return most
+    step = max(1, min(AROUND, height // 4, width // 4))
+    coarse_hw = functional.avg_pool2d(values_HW[None, None], step, ceil_mode=True)
+    padded_hw = functional.pad(coarse_hw, (2, 2, 2, 2), mode="replicate")
+    means_hw = functional.avg_pool2d(padded_hw, 5, 1)
+    return functional.interpolate(means_hw, size=(height, width), mode="bilinear", align_corners=False)[0, 0]
 
 
-def _means(values_HW: Floats, grid: tuple[int, ...]) -> Floats:
-    """Means over the patches of a grid (h, w); those at pixels that two patches share count for both in their part."""
-    down, across = _shares(grid[0], values_HW.shape[0]), _shares(grid[1], values_HW.shape[1])
-    return np.asarray(down @ values_HW @ across.T, np.float32)
+def _mean(values_HW: Tensor, reach: int) -> Tensor:
+    """Over the square around each pixel that reaches so far."""
+    padded_HW = functional.pad(values_HW[None, None], (reach,) * 4, mode="replicate")
+    return functional.avg_pool2d(padded_HW, 2 * reach + 1, 1)[0, 0]
 
 
-def _shares(patches: int, pixels: int) -> Floats:
-    """(patches, pixels): the part of each patch's length that each pixel takes."""
-    edges = np.linspace(0, pixels, patches + 1)
-    starts = np.arange(pixels)
-    shared = np.minimum(edges[1:, None], starts + 1) - np.maximum(edges[:-1, None], starts)
-    return (shared.clip(0) * patches / pixels).astype(np.float32)
+def _widest(values_HW: Tensor) -> Tensor:
+    """The most of each pixel and those around it."""
+    return functional.max_pool2d(values_HW[None, None], 2 * SWAY + 1, 1, SWAY)[0, 0]
 
 
-def _levels(thumb_HWC: npt.NDArray[Any]) -> Floats:
-    """0 to 1, three colours."""
-    levels = thumb_HWC.astype(np.float32)
-    if thumb_HWC.dtype == np.uint8:
-        levels /= 255
-    return levels.repeat(3, -1) if levels.shape[-1] == 1 else levels
-
-
-def _checked(heats_Thw: Any, thumbs_THWC: Any) -> tuple[Floats, npt.NDArray[Any]]:
-    heats_Thw, thumbs_THWC = np.asarray(heats_Thw, np.float32), np.asarray(thumbs_THWC)
-    if heats_Thw.ndim != 3 or thumbs_THWC.ndim != 4 or len(heats_Thw) != len(thumbs_THWC):
+def _checked(heats_Thw: Any, pictures_THW: Any) -> tuple[Floats, npt.NDArray[Any]]:
+    heats_Thw, pictures_THW = np.asarray(heats_Thw, np.float32), np.asarray(pictures_THW)
+    if heats_Thw.ndim != 3 or pictures_THW.ndim != 3 or len(heats_Thw) != len(pictures_THW):
         raise PatchlightError(
-            f"a sequence has heat maps (T, h, w) and as many pictures (T, H, W, C), not {heats_Thw.shape} "
-            f"and {thumbs_THWC.shape}"
+            f"a sequence has heat maps (T, h, w) and as many grey pictures (T, H, W), not {heats_Thw.shape} and "
+            f"{pictures_THW.shape}"
         )
-    if thumbs_THWC.shape[-1] not in (1, 3):
-        raise PatchlightError(f"pictures have 1 or 3 colours, not {thumbs_THWC.shape[-1]}")
-    return heats_Thw, thumbs_THWC
+    return heats_Thw, pictures_THW

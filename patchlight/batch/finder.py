@@ -8,9 +8,10 @@ filled up to the same size.
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from patchlight.batch.work import Failed, Seen, stamp_of
 from patchlight.errors import PatchlightError
@@ -34,11 +35,14 @@ class Finder:
     def get_ready(self) -> None:
         """Before the first look, where there is anything to look at."""
         loaded = self.detector.loaded
-        packed = replace(loaded, model=prepack_linears(loaded.model))
-        self.detector = replace(self.detector, loaded=packed)
+        if loaded.engine is not None:
+            ready = replace(loaded, engine=loaded.engine.shared_by(self.threads))
+        else:
+            ready = replace(loaded, model=prepack_linears(loaded.model))
+        self.detector = replace(self.detector, loaded=ready)
 
-    def look_at(self, photos: Sequence[Seen]) -> list[Localization | Failed]:
-        found: list[Localization | Failed] = []
+    def look_at(self, photos: Sequence[Seen]) -> list[Any | Failed]:
+        found: list[Any | Failed] = []
         while len(found) < len(photos):
             at_once = self.at_once
             part = photos[len(found) : len(found) + at_once]
@@ -46,16 +50,25 @@ class Finder:
             try:
                 levels = [photo.level_HWC for photo in filled]
                 images_BCHW = self.detector.loaded.preprocess.batch(levels, self.device)
-                found += self.detector.look(images_BCHW, [photo.view for photo in filled])[: len(part)]
+                found += self._look(images_BCHW, filled)[: len(part)]
             except PatchlightError as error:  # images of a size that the model does not take
                 found += [Failed("unsupported", str(error), photo.stamp) for photo in part]
             except RuntimeError as error:
                 self._take_fewer(error, at_once)
         return found
 
-    def look_closely(self, files: Sequence[str]) -> list[Localization | Failed]:
-        """With a second look or tiles, for which the photo is read once more, here."""
-        return [self._closer(file, lambda file: self.detector([file])) for file in files]
+    def _look(self, images_BCHW: Tensor, photos: Sequence[Seen]) -> list[Any]:
+        """What the model finds in images of one size; of a table another one says other things, see readers.py."""
+        looks = self.detector.look(images_BCHW, [photo.view for photo in photos])
+        return [self.detector.by_alpha(found, photo.alpha) for found, photo in zip(looks, photos, strict=True)]
+
+    def look_closely(self, files: Sequence[str], *, first_only: bool = False) -> list[Localization | Failed]:
+        """With a second look or tiles, for which the photo is read once more, here; `first_only` leaves the second look
+        to `look_again_at`."""
+        detector = self.detector
+        if first_only:
+            detector = replace(detector, options=replace(detector.options, second_look=False))
+        return [self._closer(file, lambda file: detector([file])) for file in files]
 
     def look_again_at(self, file: str, first: Localization) -> list[Localization | Failed]:
         """A second look at what is left of a frame's finds."""
@@ -72,7 +85,7 @@ class Finder:
         except torch.OutOfMemoryError:
             raise PatchlightError(
                 f"{self.detector.loaded.provenance.source}: closer looks do not fit into the device's memory; leave "
-                "out --second-look and --tiles, or use --device cpu"
+                "out `second_look` and `tiles`, or use device='cpu'"
             ) from None
         except RuntimeError as error:
             give_up(self.device, error)
@@ -103,7 +116,7 @@ def give_up(device: torch.device, error: RuntimeError) -> NoReturn:
     if device.type == "cpu":
         raise error
     raise PatchlightError(
-        f"{device} failed ({first_line(error)}); run the same command again to continue, or with --device cpu"
+        f"{device} failed ({first_line(error)}); run it again to continue, or with device='cpu'"
     ) from None
 
 

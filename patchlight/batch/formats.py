@@ -2,7 +2,8 @@
 
 json           results.json: a single list of the rows
 csv            results.csv, which every run writes
-megadetector   megadetector.json: MegaDetector's batch output, for Timelapse and the like
+megadetector   megadetector.json: MegaDetector's batch output, for Timelapse and the like; photos that are `none` have
+               their boxes, too, below the typical threshold
 coco           coco.json: images, annotations (x, y, width, height in pixels) and categories
 """
 
@@ -13,13 +14,18 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from patchlight import __version__
+from patchlight.batch.inputs import path_below
 from patchlight.batch.rows import Row
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing, writing
-from patchlight.weights.groups import UNKNOWN
+from patchlight.weights.groups import EMPTY, UNKNOWN
 
 Format = Literal["json", "csv", "megadetector", "coco"]
+
+
+CONSERVATIVE = 1 / 8
+"""The conservative threshold, as a share of the typical one, which is where `unsure` begins."""
 
 
 def check_format(name: str) -> None:
@@ -66,15 +72,17 @@ def _write_megadetector(
     file: IO[str], rows: Iterator[Row], base: str, detector: str, calibration: Calibration | None
 ) -> None:
     info: dict[str, Any] = {"format_version": "1.4", "detector": f"patchlight {__version__}: {detector}"}
+    least = None
     if calibration is not None:
+        least = calibration.nothing
         info["detector_metadata"] = {
-            "typical_detection_threshold": calibration.sure,
-            "conservative_detection_threshold": calibration.nothing,
+            "typical_detection_threshold": least,
+            "conservative_detection_threshold": round(CONSERVATIVE * least, 4),
         }
     # MegaDetector's own categories come first; other groups follow as they appear.
     groups, labels = _Numbers(1, ("animal", "person", "vehicle")), _Numbers(0)
     file.write(f'{{"info": {json.dumps(info)},\n"images": ')
-    _write_list(file, (_megadetector_image(row, base, groups, labels) for row in rows))
+    _write_list(file, (_megadetector_image(row, base, groups, labels, least) for row in rows))
     file.write(f',\n"detection_categories": {json.dumps(groups.names())}')
     if labels.names():
         file.write(f',\n"classification_categories": {json.dumps(labels.names())}')
@@ -95,29 +103,40 @@ class _Numbers:
         return {number: name for name, number in self._numbers.items()}
 
 
-def _megadetector_image(row: Row, base: str, groups: _Numbers, labels: _Numbers) -> dict[str, Any]:
+def _megadetector_image(row: Row, base: str, groups: _Numbers, labels: _Numbers, least: float | None) -> dict[str, Any]:
     image: dict[str, Any] = {"file": _relative(row["path"], base)}
     if row.get("burst"):
         image["burst"] = row["burst"]["id"]  # readers leave alone what they do not know
     if row["status"] != "ok":
         return image | {"failure": f"{row['reason']}: {row['detail']}", "detections": None}
     width, height = row["size"]
-    boxes = row["boxes"] if row["decision"] != "none" else []
+    empty = row["decision"] == "none"
     # What may be an animal stays one: to miss it is worse than to look at something else.
-    category = groups.of("animal" if row["group"] in (None, UNKNOWN) else row["group"]) if boxes else ""
-    detections = []
-    for box in boxes:
+    group = "animal" if empty or row["group"] in (None, UNKNOWN, EMPTY) else row["group"]
+    category = groups.of(group) if row["boxes"] else ""
+    detections: list[dict[str, Any]] = []
+    for box in row["boxes"]:
         x0, y0, x1, y1 = box["xyxy"]
         detections.append(
             {
                 "category": category,
-                "conf": box["confidence"],
+                "conf": _on_its_side(box["confidence"], least, empty=empty, first=not detections),
                 "bbox": [_share(x0, width), _share(y0, height), _share(x1 - x0, width), _share(y1 - y0, height)],
             }
         )
-    if detections and row["label"] is not None:  # what the photo shows, so of its best box
+    if detections and not empty and row["label"] is not None:  # what the photo shows, so of its best box
         detections[0]["classifications"] = [[labels.of(row["label"]), row["label_confidence"]]]
     return image | {"width": width, "height": height, "detections": detections}
+
+
+def _on_its_side(confidence: float, least: float | None, *, empty: bool, first: bool) -> float:
+    """A box's confidence on the side of the threshold that its photo's decision says: one that is `unsure` because of
+    what it is called has a box that is likely wrong, and yet is not to be hidden; and what was rounded stays below."""
+    if least is None:
+        return confidence
+    if empty:
+        return max(0.0, min(confidence, round(least - 0.0001, 4)))
+    return max(confidence, least) if first else confidence
 
 
 def _share(pixels: float, side: int) -> float:
@@ -159,7 +178,7 @@ def _coco_annotations(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _relative(path: str, base: str) -> str:
-    return os.path.relpath(os.path.abspath(path), base).replace(os.sep, "/")
+    return path_below(path, base).replace(os.sep, "/")
 
 
 def _write_list(file: IO[str], values: Iterable[Any]) -> None:

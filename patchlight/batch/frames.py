@@ -12,15 +12,18 @@ import stat
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image
 
+from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
-from patchlight.geometry import fit_inside
+from patchlight.images.containers import is_elsewhere, read_elsewhere
+from patchlight.images.decode import Decoded
+from patchlight.images.preprocess import Preprocess
 
 GAP_SECONDS = 60.0
 """Between two frames of one burst, at most."""
@@ -28,11 +31,14 @@ GAP_SECONDS = 60.0
 MOST_FRAMES = 64
 """Of one group. The light of a longer sequence changes, and so many frames are held in memory together."""
 
-THUMB_SIDE = 96
-"""Longest side of the pictures that are compared, in pixels."""
+PICTURE_SIDE = 384
+"""Longest side of the pictures that are compared, in pixels: an animal that is 2 % as wide as the frame has 8."""
 
-THUMB_QUALITY = 95
+PICTURE_QUALITY = 80
 """Of their JPEGs: what it changes is far below what counts as a change of the scene."""
+
+NIGHT_CHROMA = 0.012
+"""Mean difference of a picture's colours, 0 to 1, below which it was taken by infrared light."""
 
 
 Clock = Literal["exif", "name", "file"]
@@ -43,7 +49,8 @@ class Frame:
     """Where and when a photo was taken."""
 
     camera: tuple[str, ...]
-    """(folder, make, model, serial number), as far as they are known."""
+    """(folder, make, model, serial number, pattern of the name), as far as they are known; the pattern where EXIF says
+    nothing."""
     time: float | None
     """Seconds; to be compared between frames of one camera and clock only."""
     clock: Clock
@@ -62,7 +69,7 @@ def read_frame(path: str | os.PathLike[str]) -> Frame:
     Digits that cannot be a date and a time are none: such a file has no time but its own.
     A file that cannot be read has what its name says; reading it will tell what is wrong with it.
     """
-    folder, name = os.path.split(os.path.abspath(path))
+    folder, name = os.path.split(path if is_elsewhere(path) else os.path.abspath(path))
     make = model = serial = ""
     time: float | None = None
     exif = _exif(path)
@@ -74,7 +81,8 @@ def read_frame(path: str | os.PathLike[str]) -> Frame:
         if time is not None:
             digits = re.match(r"\d+", _word(details.get(ExifTags.Base.SubsecTimeOriginal)))
             time += float(f"0.{digits[0]}") if digits else 0.0
-    camera = (folder, make, model, serial)
+    known = time is not None or make or model or serial
+    camera = (folder, make, model, serial, "" if known else name_pattern(name))
     if time is not None:
         return Frame(camera, time, "exif")
     for stamp in _STAMP.finditer(name):
@@ -85,6 +93,29 @@ def read_frame(path: str | os.PathLike[str]) -> Frame:
         return Frame(camera, os.stat(path).st_mtime, "file")
     except (OSError, ValueError):
         return Frame(camera, None, "file")
+
+
+def name_pattern(name: str) -> str:
+    """What the names of one camera's files have in common: "cam3_IMG_#.jpg" of "cam3_IMG_0123.JPG".
+
+    The time goes, and so does the counter: the longest digits that stand apart from letters, if they are three or more,
+    else the last that do, else the longest of all. Other digits stay, for "cam3" and "cam4" are two cameras.
+    """
+    root, ending = os.path.splitext(name)
+    without = _STAMP.sub("@", root)
+    runs = list(re.finditer(r"\d+", without))
+    apart = [run for run in runs if not run.start() or not without[run.start() - 1].isalpha()]
+    if "@" in without:
+        runs = [run for run in runs if run.end() - run.start() > 3]  # the time is enough, and "cam3" is a camera
+    if runs := apart or runs:
+
+        def rank(run: re.Match[str]) -> tuple[int, int]:
+            length = run.end() - run.start()
+            return (length if length > 2 or not apart else 0), run.start()
+
+        counter = max(runs, key=rank)
+        without = without[: counter.start()] + "#" + without[counter.end() :]
+    return (without + ending).lower()
 
 
 def group_bursts(
@@ -121,11 +152,14 @@ def group_bursts(
 
 def _exif(path: str | os.PathLike[str]) -> Image.Exif | None:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
+        opened: Any = path
+        if is_elsewhere(path):
+            opened = io.BytesIO(read_elsewhere(os.fspath(path)))
+        elif not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path, formats=("JPEG", "MPO", "TIFF", "WEBP")) as image:
+            with Image.open(opened, formats=("JPEG", "MPO", "TIFF", "WEBP")) as image:
                 exif = image.getexif()
                 exif.get_ifd(ExifTags.IFD.Exif)
                 return exif
@@ -149,23 +183,37 @@ def _seconds(parts: Sequence[str]) -> float | None:
     return float(calendar.timegm((year, month, day, hour, minute, second)))
 
 
-# Small pictures of them
+# Pictures of them, to be compared
 
 
-def frame_thumb(level_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """A small picture, HWC uint8, of an image as the model saw it (from 0 to 255, HWC), so that it lies patch by patch
-    under the heat map."""
-    image = Image.fromarray(np.rint(level_HWC.clip(0, 255)).astype(np.uint8))
-    return np.asarray(image.resize(fit_inside(image.size, THUMB_SIDE), Image.Resampling.BOX))
+def frame_picture(photo: Decoded, config: PreprocessConfig) -> npt.NDArray[np.uint8]:
+    """A grey picture, HW, of what the model sees of a photo, with more pixels, so that it lies patch by patch under the
+    heat map."""
+    level_HWC, _ = Preprocess(picture_config(config)).levels(photo)
+    return np.rint(np.asarray(level_HWC, np.float32).mean(-1).clip(0, 255)).astype(np.uint8)
 
 
-def pack_thumb(thumb_HWC: npt.NDArray[np.uint8]) -> bytes:
+def picture_config(config: PreprocessConfig) -> PreprocessConfig:
+    """How it is made: as the model's image, some times as large."""
+    times = max(1, round(PICTURE_SIDE / max(config.image_size))) if config.resize != "none" else 1
+    height, width = config.image_size
+    return replace(config.for_size((times * height, times * width)), resize_in="bytes")
+
+
+def is_night(level_HWC: npt.NDArray[Any]) -> bool:
+    """Whether an image (0 to 255) has no colours, as one that was taken by infrared light; an even tint is none."""
+    levels_HWC = level_HWC.astype(np.float32) / 255
+    chroma_HW2 = levels_HWC[..., [0, 2]] - levels_HWC[..., [1]]
+    return bool(np.abs(chroma_HW2 - np.median(chroma_HW2, axis=(0, 1))).mean() < NIGHT_CHROMA)
+
+
+def pack_picture(picture_HW: npt.NDArray[np.uint8]) -> bytes:
     """As a JPEG: many of them are kept on disk."""
     file = io.BytesIO()
-    Image.fromarray(thumb_HWC).save(file, "JPEG", quality=THUMB_QUALITY, subsampling=0)
+    Image.fromarray(picture_HW).save(file, "JPEG", quality=PICTURE_QUALITY)
     return file.getvalue()
 
 
-def unpack_thumb(content: bytes) -> npt.NDArray[np.uint8]:
+def unpack_picture(content: bytes) -> npt.NDArray[np.uint8]:
     with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(image.convert("L"))

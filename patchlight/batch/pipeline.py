@@ -9,32 +9,39 @@ Of camera traps a row depends on the frames beside it, see sequences.py. There t
 they are looked at, and then cut, sequence by sequence.
 """
 
+import os
+import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
+from patchlight import __version__
 from patchlight.batch.finder import Finder
 from patchlight.batch.inputs import Input, Inputs
+from patchlight.batch.overrides import CORRECTED, IMPORTED, Override
 from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
 from patchlight.batch.report import thumbnail_name
 from patchlight.batch.results import TRANSIENT, UNREACHABLE, Entry, Journal, ResultFolder
-from patchlight.batch.rows import Row, error_row, row_of
-from patchlight.batch.sequences import FrameSequence, FrameStore, judged, sequences_of
+from patchlight.batch.rows import Row, error_row, heat_of, row_of
+from patchlight.batch.sequences import FrameSequence, FrameStore, Scene, judged, sequences_of
 from patchlight.batch.settings import CropRunSettings, CropSettings
-from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, read_photo, stamp_of
+from patchlight.batch.video import of_video
+from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, is_unchanged, read_photo
 from patchlight.files import Unwritable, writing
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut
 from patchlight.localizing.detector import Detector, Localization
 from patchlight.reporting import Progress, Reporter
 from patchlight.signals import Stopped, StopRequest
+from patchlight.weights.groups import UNKNOWN
 
 _SYNC_SECONDS = 2.0
 """Between two waits for the disk; a loss of power costs the rows since the last."""
@@ -42,9 +49,12 @@ _SYNC_SECONDS = 2.0
 _PROGRESS_SECONDS = 0.5
 """Between two words about steps that may be as short as a row; a stage that takes less goes without saying."""
 
-Stage = Literal["looking at photo", "photo", "row", "picture"]
-"""What progress is told of. Camera traps are looked at first; all else is done at once. Then the results are written
-row by row, and pictures drawn."""
+Stage = Literal["frame", "looking at photo", "photo", "cutting photo", "row", "picture"]
+"""What progress is told of. Camera traps are looked at first; all else is done at once, but for what is cut anew by a
+correction, or by a scale that all crops have. Then the results are written row by row, and pictures drawn."""
+
+_NOT_YET = "not yet"
+"""What the crops of a photo rest on that waits for the scale which all have."""
 
 Step = TypeVar("Step")
 
@@ -67,6 +77,8 @@ class CropRun:
     pool: Pool
     asked: StopRequest
     reporter: Reporter
+    overrides: Mapping[str, Override] = field(default_factory=dict)
+    """What is said of photos, by their absolute paths, instead of what the model finds."""
 
     def each(self, steps: Iterable[Step], count: int, stage: Stage) -> Iterator[Step]:
         """The same steps of what is done once the photos have their rows, so many: it stops between any two, and says
@@ -93,19 +105,21 @@ class _Photo:
     input: Input
     reading: "Future[Seen | Failed] | None" = None
     seen: Seen | None = None
-    looking: "Future[list[Localization | Failed]] | None" = None
+    looking: "Future[list[Any | Failed]] | None" = None  # localizations, but of tables
     index: int = 0  # among those that are looked at together
     kept: tuple[Seen, Localization] | None = None  # of camera traps, until the whole sequence was looked at
     cutting: "Future[Crops | Failed] | None" = None
     stamp: Stamp | None = None
     row: Row | None = None
+    found: Row | None = None  # by the model, where it is another
+    mark: str | None = None  # what the crops rest on, see Entry.cut
     encoded: int = 0  # of its crops, where they should not have been
     burst: dict[str, Any] | None = None  # what the row says of it
     group: str | None = None
     done: bool = False
 
     def fail(self, failed: Failed) -> None:
-        self.seen = self.burst = None
+        self.seen = self.burst = self.found = self.mark = None
         self.stamp = failed.stamp
         reason = "gone" if failed.reason == "missing" and self.input.found else failed.reason
         self.row = error_row(self.input.path, reason, failed.detail)
@@ -115,10 +129,16 @@ class _Photo:
 class CropPipeline:
     """The photos of a run, those that stand in line, and what becomes of them."""
 
+    whole = False
+    """Whether photos are decoded whole, and not just as large as the model needs them."""
+
     def __init__(self, run: CropRun, finder: Finder, cut: Cut, book: FrameStore | None) -> None:
         self.run, self.finder, self.cut, self.book = run, finder, cut, book
         self.folder, self.journal, self.pool = run.folder, run.journal, run.pool
-        self.settings, self.photos, self.thumbs = run.settings, run.inputs.photos, run.how.report
+        self.settings, self.photos, self.thumbs = run.settings, run.inputs.photos, run.how.report and run.how.thumbs
+        if book is not None:
+            # The frames of a camera have no transparent background, and all of them are judged by their heat.
+            finder.detector = replace(finder.detector, uses_alpha=False)
         self.longest_line = 2 * self.pool.workers + 3 * finder.at_once * finder.threads + 2
         self.line: deque[_Photo] = deque()
         self.stage: Stage = "photo"
@@ -134,6 +154,7 @@ class CropPipeline:
         if self.book is None:
             todo = [each for each in photos if not self._is_done(each[1])]
             self._pass((self._read(*each) for each in todo), len(todo), "photo")
+            self._cut_again()
             return self.written
         # What failed stays so until its file changes, and takes no part in its sequence.
         looked = {number: photo for number, photo in photos if self._has_look(photo)}
@@ -146,25 +167,82 @@ class CropPipeline:
             if missing:
                 waiting.append((sequence, missing))
         self._pass(self._judged(waiting), sum(len(missing) for _, missing in waiting), "photo")
+        self._cut_again()
         return self.written
+
+    def _cut_again(self) -> None:
+        """Give photos the crops that their rows ask for by now: after a correction, or at a scale that all have."""
+        same = self.settings.scale == "same" and not self.settings.boxes_only
+        entries = self.journal.entries
+        found = [
+            (number, photo)
+            for number, photo in enumerate(self.photos)
+            if (entry := entries.get(photo.file)) is not None and entry.reason is None and photo.trouble is None
+        ]
+        if same:
+            self.cut = replace(self.cut, scale=self._common_scale([photo for _, photo in found]))
+        todo = [
+            (number, photo)
+            for number, photo in found
+            if same or self.run.overrides.get(photo.file) is not None or entries[photo.file].cut is not None
+        ]
+        todo = [(number, photo) for number, photo in todo if entries[photo.file].cut != self._said(photo)[1]]
+        self._pass((self._to_cut(*each) for each in todo), len(todo), "cutting photo")
+
+    def _common_scale(self, photos: Sequence[Input]) -> float:
+        """At which the largest subject with its margin fills an exact size; what is smaller appears smaller."""
+        alone = replace(self.cut, fill=True, scale=None)
+        scales = []
+        assert alone.exact is not None
+        for photo in photos:
+            row, _ = self._said(photo)
+            for box in self._boxes_to_cut(row):
+                left, _, right, _ = alone.region(box, (row["size"][1], row["size"][0]))
+                scales.append(alone.exact[0] / (right - left))
+        scale = min(scales, default=1.0)
+        return float(f"{scale if self.settings.fill else min(scale, 1.0):.6g}")
+
+    def _said(self, photo: Input) -> tuple[Row, str | None]:
+        """The row of a photo without its crops, and what these will rest on."""
+        row, override = self.journal.found(photo), self.run.overrides.get(photo.file)
+        if override is not None:
+            row = override.applied(row)
+        return row, self._mark(row, override)
+
+    def _mark(self, row: Row, override: Override | None) -> str | None:
+        marks = [] if override is None else [override.mark]
+        if self.settings.scale == "same" and self._boxes_to_cut(row):
+            marks.append(_NOT_YET if self.cut.scale is None else f"scale {self.cut.scale}")
+        return ", ".join(marks) or None
+
+    def _to_cut(self, number: int, photo: Input) -> _Photo:
+        entry = self.journal.entries[photo.file]
+        waiting = _Photo(number, photo, stamp=entry.stamp, group=entry.group)
+        row = self.journal.found(photo)
+        waiting.burst = row.get("burst")
+        self._cut_row(waiting, row)
+        return waiting
 
     def _is_done(self, photo: Input, group: str | None = None) -> bool:
         """Whether there is a row for the photo as it is now, made together with this group of frames."""
         entry = self.journal.entries.get(photo.file)
         if entry is None or entry.reason in TRANSIENT or photo.trouble is not None or entry.group != group:
             return False
-        return entry.stamp == stamp_of(photo.file) and self.folder.has_crops(entry)
+        if entry.reason == "unsupported" and entry.readers != readers():
+            return False  # what reads it may be there by now
+        return is_unchanged(photo, entry.stamp) and self.folder.has_crops(entry)
 
     def _has_look(self, photo: Input) -> bool:
         assert self.book is not None
         entry = self.book.entries.get(photo.file)
-        return entry is not None and photo.trouble is None and entry.stamp == stamp_of(photo.file)
+        return entry is not None and photo.trouble is None and is_unchanged(photo, entry.stamp)
 
     def _pass(self, photos: Iterator[_Photo], count: int, stage: Stage) -> None:
         """Take these photos through the line."""
         if not count:
             return
-        self.finder.get_ready()
+        if stage != "cutting photo":
+            self.finder.get_ready()
         begun = synced = time.monotonic()
         self.stage = stage
         if self.thumbs:
@@ -221,18 +299,19 @@ class CropPipeline:
         else:
             thumb = self.folder.thumbs / thumbnail_name(photo.place) if self.thumbs else None
             config = self.finder.detector.loaded.preprocess.config
-            new.reading = self.pool.submit(read_photo, photo.file, config, thumb, self.book is not None)
+            new.reading = self.pool.submit(read_photo, photo.file, config, thumb, self.book is not None, self.whole)
         return new
 
     def _judged(self, sequences: Iterable[tuple[FrameSequence, set[int]]]) -> Iterator[_Photo]:
         """The photos of sequences that have no rows yet, one sequence being judged ahead of those in the line."""
         assert self.book is not None
-        judging: deque[tuple[FrameSequence, set[int], Future[list[tuple[Localization, bool]]]]] = deque()
+        judging: deque[tuple[FrameSequence, set[int], Future[list[tuple[Localization, Scene]]]]] = deque()
         for sequence, missing in sequences:
             files = [self.photos[number].file for number in sequence.members]
             future = self.looks.submit(
                 judged,
-                [self.book.look(file) for file in files],
+                [self.book.look(file, self.finder.detector) for file in files],
+                sequence.places,
                 [self.book.entries[file].frame.time for file in files],
                 self.finder.detector,
             )
@@ -243,17 +322,17 @@ class CropPipeline:
             yield from self._with_finds(*judging.popleft())
 
     def _with_finds(
-        self, sequence: FrameSequence, missing: set[int], judging: "Future[list[tuple[Localization, bool]]]"
+        self, sequence: FrameSequence, missing: set[int], judging: "Future[list[tuple[Localization, Scene]]]"
     ) -> Iterator[_Photo]:
         assert self.book is not None
         finds = zip(sequence.members, sequence.places, judging.result(), strict=True)
-        for number, place, (found, unchanged) in sorted(finds, key=lambda each: each[0]):
+        for number, place, (found, scene) in sorted(finds, key=lambda each: each[0]):
             if number not in missing:
                 continue
             photo = _Photo(number, self.photos[number], group=sequence.digest)
             entry = self.book.entries[photo.input.file]
             photo.stamp = entry.stamp
-            photo.burst = asdict(place) | {"background": len(sequence.members), "unchanged": unchanged}
+            photo.burst = asdict(place) | asdict(scene)
             if self.settings.second_look and found.subjects:
                 photo.looking = self.looks.submit(self.finder.look_again_at, photo.input.file, found)
             else:
@@ -293,6 +372,8 @@ class CropPipeline:
             else:
                 assert photo.row is not None
                 photo.row["crops"] = [f"crops/{name}" for name in cut.names]
+                places = self._places_to_cut(photo.row)
+                photo.row["cuts"] = [{"box": place} | each for place, each in zip(places, cut.cuts, strict=True)]
                 photo.encoded = cut.encoded if self.settings.lossless else 0
                 photo.done = True
             return True
@@ -300,28 +381,65 @@ class CropPipeline:
 
     def _cut(self, photo: _Photo, found: Localization) -> None:
         """Write what was found into the row, and have the crops made that it asks for."""
-        photo.row = row_of(photo.input.path, found)
-        boxes = [Box(*box["xyxy"]) for box in photo.row["boxes"]]
-        wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
-        if self.settings.boxes_only or found.decision not in wanted:
+        self._cut_row(photo, row_of(photo.input.path, found))
+
+    def _cut_row(self, photo: _Photo, row: Row) -> None:
+        override = self.run.overrides.get(photo.input.file)
+        photo.row = row
+        if override is not None:
+            photo.found, photo.row = row, override.applied(row)
+        photo.mark = self._mark(photo.row, override)
+        boxes = self._boxes_to_cut(photo.row)
+        if photo.mark is not None and photo.mark.endswith(_NOT_YET):
             boxes = []
         if boxes and (entry := self._with_crops_of_before(photo)) is not None:
-            photo.row["crops"], photo.encoded = list(entry.crops), entry.encoded
+            before = self.journal.row(photo.input)
+            photo.row |= {"crops": before["crops"], "cuts": before["cuts"]}
+            photo.encoded = entry.encoded
         elif boxes:
             assert photo.stamp is not None
             photo.cutting = self.pool.submit(
-                cut_photo, photo.input.file, photo.stamp, boxes, self.cut, self.folder.crops, photo.input.place
+                cut_photo,
+                photo.input.file,
+                photo.stamp,
+                boxes,
+                replace(self.cut, keywords=keywords_of(photo.row)) if self.settings.keywords else self.cut,
+                self.folder.crops,
+                os.path.join(sorted_into(photo.row, self.settings.sort), photo.input.place),
+                numbered=self.settings.subjects != 1,
+                heat=heat_of(photo.row) if self.cut.cutout else None,
             )
             return
         photo.done = True
+
+    def _boxes_to_cut(self, row: Row) -> list[Box]:
+        return [Box(*row["boxes"][place]["xyxy"]) for place in self._places_to_cut(row)]
+
+    def _places_to_cut(self, row: Row) -> list[int]:
+        """Which of a row's boxes get crops."""
+        wanted = ("subject", "several", "unsure") if self.settings.crop_unsure else ("subject", "several")
+        if self.settings.boxes_only or row["decision"] not in wanted:
+            return []
+        boxes = row["boxes"]
+        places = list(range(len(boxes)))
+        if not self.run.detector.is_calibrated or row["method"] in (CORRECTED, IMPORTED):
+            return places
+        # Of the boxes beside the first those that count as subjects; a model has many more that are unlikely.
+        further = sorted(places[1:], key=lambda place: -boxes[place]["confidence"])[: row["subjects"] - 1]
+        return places[:1] + sorted(further)
 
     def _with_crops_of_before(self, photo: _Photo) -> Entry | None:
         """What the journal holds of a frame from a run with others beside it, if its crops show the same."""
         entry = self.journal.entries.get(photo.input.file)
         if entry is None or photo.row is None or photo.group is None or entry.stamp != photo.stamp:
             return None
+        named = self.settings.sort is not None or self.settings.keywords
+        if entry.cut != photo.mark or self.cut.cutout or named:
+            return None
         before, now = ([box["xyxy"] for box in row["boxes"]] for row in (self.journal.row(photo.input), photo.row))
-        alike = before == now and len(entry.crops) == len(now) and self.folder.has_crops(entry)
+        alike = (
+            before == now and len(entry.crops) == len(self._boxes_to_cut(photo.row)) and self.folder.has_crops(entry)
+        )
         return entry if alike else None
 
     def _leave(self) -> list[_Photo]:
@@ -335,7 +453,12 @@ class CropPipeline:
                 self.book.append(photo.input, *photo.kept)
                 continue
             assert photo.row is not None
-            row = photo.row if self.book is None else photo.row | {"burst": photo.burst}
+            row, found = photo.row, photo.found
+            if self.book is not None:
+                row |= {"burst": photo.burst}
+                found = None if found is None else found | {"burst": photo.burst}  # for when it is no longer corrected
+            if self.settings.video is not None:
+                row |= {"video": of_video(photo.input.file, self.folder.frames)}
             if self.stage == "looking at photo":
                 self.failures.add(photo.number)
             entry = self.journal.entries.get(photo.input.file)
@@ -348,6 +471,9 @@ class CropPipeline:
                 group=photo.group,
                 encoded=photo.encoded,
                 sizes=self.folder.sizes(row["crops"]),
+                found=found,
+                cut=photo.mark,
+                readers=readers() if row["reason"] == "unsupported" else None,
             )
             self.written += 1
         return gone
@@ -365,14 +491,40 @@ class CropPipeline:
             if len(batch) < self.finder.at_once and more and not full and len(batch) == len(ready):
                 return
             # Of camera traps the second look comes once it is known what moves.
-            if self.book is None and (self.settings.second_look or self.settings.tiles is not None):
-                future = self.looks.submit(self.finder.look_closely, [photo.input.file for photo in batch])
+            if self.settings.tiles is not None or (self.book is None and self.settings.second_look):
+                files = [photo.input.file for photo in batch]
+                future = self.looks.submit(self.finder.look_closely, files, first_only=self.book is not None)
             else:
                 future = self.looks.submit(
                     self.finder.look_at, [photo.seen for photo in batch if photo.seen is not None]
                 )
             for index, photo in enumerate(batch):
                 photo.looking, photo.index = future, index
+
+
+def sorted_into(row: Row, by: str | None) -> str:
+    """The folder that what is shown of a photo goes into."""
+    if by is None:
+        return ""
+    name = row[by] or ("unknown" if by == "group" else "unnamed")
+    name = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|\ud800-\udfff]', "_", name).strip(" .")
+    return name.encode()[:100].decode(errors="ignore") or "_"
+
+
+def keywords_of(row: Row) -> tuple[str, ...]:
+    """What photo libraries are told that a photo shows."""
+    names = (row["group"] if row["group"] != UNKNOWN else None, row["label"])
+    return tuple(dict.fromkeys(name for name in names if name is not None))
+
+
+@cache
+def readers() -> str:
+    """What can be read here, by the libraries that are installed."""
+    try:
+        heic = version("pillow-heif")
+    except PackageNotFoundError:
+        heic = "none"
+    return f"patchlight {__version__}, pillow {version('pillow')}, pillow-heif {heic}"
 
 
 def result_of(future: "Future[Any]") -> Any:

@@ -117,7 +117,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self._sending = threading.Lock()
         try:
-            self.process = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+            given = (theirs, dict(os.environ))
+            self.process = context.Process(target=_serve, args=given, daemon=True)  # type: ignore[attr-defined]
             with main_hidden():
                 self.process.start()
         except (EOFError, OSError) as error:
@@ -135,8 +136,12 @@ class _Worker:
             self.pipe.send(None)
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     """What a process does. The pipe ends with the process at its other end, and so does this one."""
+    # The server that forks processes has the environment of the moment in which it was started, which may lack the
+    # keys of a bucket.
+    os.environ.clear()
+    os.environ.update(environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # libtiff writes whatever it finds in a broken file there; what matters comes back through the pipe.

@@ -4,10 +4,14 @@ DIR/results.jsonl   a row for each input, in their order, see rows.py
 DIR/results.csv     the same with the best box alone, for a spreadsheet
 DIR/summary.json    counts, settings and model
 DIR/crops/          the crops, in the folders of their photos
+DIR/sorted/         links to the photos, where boxes alone were found and were to be sorted
+DIR/corrections.jsonl   what a person said instead, see overrides.py; the user's own
 DIR/thumbs/, report.html    the page that shows them
 DIR/overlays/       what was found, drawn over the photos
-DIR/.run/           run.json (what the rows were made with), anew (while a run that was told to overwrite has not
-                    finished), named.json (the files that were given by name), journal.jsonl (the rows as they came,
+DIR/.run/           run.json (what the rows were made with), given.json (which photos, as they were asked
+                    for), anew (while a run that was told to overwrite has not
+                    finished), named.json (the files that were given by name), part.json (which share of the photos it
+                    is, see parts.py), journal.jsonl (the rows as they came,
                     with what their files and crops are known by), looks.jsonl (of camera traps: what the model saw, see
                     sequences.py), finished.json (of what the results are, the stamps of what was written, and how long
                     it took), lock
@@ -29,10 +33,13 @@ from typing import Any
 from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
 from patchlight.batch.overlay import overlay_name
 from patchlight.batch.report import current_pictures, thumbnail_name
-from patchlight.batch.rows import NAMED, Row
-from patchlight.batch.work import Stamp
+from patchlight.batch.rows import NAMED, Row, error_row
+from patchlight.batch.video import forget_frames
+from patchlight.batch.work import Stamp, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing, writing
+from patchlight.images.containers import is_elsewhere
+from patchlight.remote import as_given, is_remote
 
 TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
 """Reasons that may have gone when the run is started again, though the file's stamp is the same."""
@@ -42,11 +49,14 @@ UNREACHABLE = ("missing", "unreadable", "gone")
 
 COLUMNS = (
     *("path", "status", "reason", "detail", "width", "height", "decision", "confidence", "method"),
-    *("subjects", "x0", "y0", "x1", "y1", "score", "crops", *NAMED),
+    *("subjects", "x0", "y0", "x1", "y1", "score", "cut_off", "crops", *NAMED),
 )
 """Of results.csv; the box is the best one, and several crops are parted by semicolons."""
 
-BURST_COLUMNS = ("burst", "frame", "frames", "time")
+VIDEO_COLUMNS = ("video", "seconds")
+"""Further ones, with frames of videos."""
+
+BURST_COLUMNS = ("burst", "frame", "frames", "time", "clock")
 """Further ones, of camera traps."""
 
 WRITTEN = (*(name for name in WRITTEN_FOLDERS if name != ".run"), *WRITTEN_FILES)
@@ -68,6 +78,10 @@ class Entry:
     """Crops that were encoded anew, where they should not have been."""
     sizes: tuple[int | None, ...]
     """Bytes of the crops as they were written."""
+    cut: str | None
+    """What the crops rest on besides the photo: a correction, a scale that all have."""
+    readers: str | None
+    """Of a photo that is not supported: what could be read then."""
 
 
 class Lines:
@@ -148,6 +162,8 @@ class Journal(Lines):
             record.get("group"),
             record.get("encoded", 0),
             tuple(record.get("sizes", ())),
+            record.get("cut"),
+            record.get("readers"),
         )
 
     def append(
@@ -159,16 +175,32 @@ class Journal(Lines):
         group: str | None = None,
         encoded: int = 0,
         sizes: Sequence[int | None] = (),
+        found: Row | None = None,
+        cut: str | None = None,
+        readers: str | None = None,
     ) -> None:
-        """`group` says of which frames the row was made, where it is not of its photo alone; the others, see Entry."""
+        """`group` says of which frames the row was made, where it is not of its photo alone, `found` is the row by the
+        model, where it was corrected; the others, see Entry."""
         record = {"file": photo.file, "stamp": stamp, "place": photo.place, "row": row}
-        further = {"group": group, "encoded": encoded or None, "sizes": sizes or None}
+        further: dict[str, Any] = {"group": group, "encoded": encoded or None, "sizes": sizes or None}
+        further |= {"found": found, "cut": cut, "readers": readers}
         self._add(record | {name: value for name, value in further.items() if value is not None})
+
+    def noted(self, entry: Entry) -> dict[str, Any]:
+        """What `append` was given of a photo besides its row."""
+        record = self._at(entry.start)
+        return {name: record[name] for name in ("group", "encoded", "found", "cut", "readers") if name in record}
 
     def row(self, photo: Input) -> Row:
         """The row of a photo, under the path that it has now."""
         row: Row = self._at(self.entries[photo.file].start)["row"]
         return row | {"path": photo.path}
+
+    def found(self, photo: Input) -> Row:
+        """The row as it was before it was corrected; without crops."""
+        record = self._at(self.entries[photo.file].start)
+        row: Row = record.get("found") or record["row"]
+        return row | {"path": photo.path, "crops": [], "cuts": []}
 
 
 def as_stamp(values: Any) -> Stamp | None:
@@ -183,25 +215,50 @@ MODEL_SOURCE = "model.source"
 class ResultFolder:
     """DIR of the layout above."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    journal_type = Journal
+
+    def __init__(self, path: str | os.PathLike[str], notes: str = ".run") -> None:
+        """`notes` is the folder of the run's own notes, in it."""
+        if is_remote(as_given(path)):
+            raise PatchlightError(
+                f"{as_given(path)}: results are written to a disk of this machine; name a place there, and copy them"
+            )
         self.path = Path(path)
         self.crops = self.path / "crops"
         self.thumbs = self.path / "thumbs"
         self.overlays = self.path / "overlays"
+        self.sorted = self.path / "sorted"
+        self.given = self.path / ".run" / "given.json"
+        self.frames = self.path / "frames"
+        """Of videos."""
         self.results = self.path / "results.jsonl"
         self.table = self.path / "results.csv"
         self.summary = self.path / "summary.json"
-        self._own = self.path / ".run"
-        self._settings = self._own / "run.json"
+        self._own = self.path / notes
+        self.settings = self._own / "run.json"
         self._named = self._own / "named.json"
         self._journal = self._own / "journal.jsonl"
         self.looks = self._own / "looks.jsonl"
         self.finished = self._own / "finished.json"
         self.anew = self._own / "anew"
+        self.part = self._own / "part.json"
+
+    @property
+    def is_begun(self) -> bool:
+        return self.settings.exists()
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """What its rows were made with; empty before it was begun."""
+        return read_json(self.settings) or {}
+
+    def open_journal(self) -> Journal:
+        """The rows of a run that was begun, as they came."""
+        return self.journal_type(self._journal)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """For this process alone."""
-        return held_alone(self.path, self._own / "lock", begun=self._settings)
+        return held_alone(self.path, self._own / "lock", begun=self.settings)
 
     def known_files(self) -> set[str]:
         """Absolute paths of the files that earlier runs were given by name or have rows of; nothing is written or held
@@ -238,59 +295,106 @@ class ResultFolder:
         others = (entry for file, entry in journal.entries.items() if file not in listed or entry.reason in UNREACHABLE)
         return sum((self.path / crop).is_file() for entry in others for crop in entry.crops)
 
+    def changes(self, photos: Sequence[Input], journal: Journal) -> dict[str, int] | None:
+        """How the photos differ from those of the run before; None where there was none."""
+        if not journal.entries:
+            return None
+        counts = dict.fromkeys(("new", "changed", "gone", "as_before"), 0)
+        for photo in photos:
+            entry = journal.entries.get(photo.file)
+            if entry is None:
+                counts["new"] += 1
+                continue
+            stamp = stamp_of(photo.file) if not is_elsewhere(photo.file) else photo.stamp or entry.stamp  # as listed
+            if stamp is None and entry.reason not in UNREACHABLE:
+                counts["gone"] += 1
+            else:
+                # One that is back is a new one, unless it is what it was before it went away.
+                counts["as_before" if entry.stamp == stamp else "new" if entry.stamp is None else "changed"] += 1
+        counts["gone"] += len(_gone(photos, journal))
+        return counts
+
+    def note_gone(self, photos: Sequence[Input], journal: Journal) -> int:
+        """Write down which photos of earlier runs are no longer there, so that it is said once; how many these are."""
+        gone = _gone(photos, journal)
+        for file in gone:
+            photo = Input(file, file, journal.entries[file].place)
+            journal.append(photo, None, error_row(file, "gone", "it is no longer there"))
+        return len(gone)
+
+    def prune(self, journal: Journal) -> int:
+        """Remove the crops of photos that are gone; how many these were."""
+        gone = [entry for entry in journal.entries.values() if entry.reason in ("gone", "missing")]
+        crops = [crop for entry in gone for crop in entry.crops if (self.path / crop).is_file()]
+        with writing(self.crops):
+            self.remove_crops(crops)
+        remove_empty(self.crops)
+        return len(crops)
+
     def check(self, made_with: Mapping[str, Any], *, overwrite: bool) -> None:
         """Refuse a folder whose rows were made in another way, or that holds somebody else's."""
-        if overwrite and self._settings.exists():
+        if overwrite and self.settings.exists():
             return
-        if not self._settings.exists():
+        if not self.settings.exists():
             others = [each for each in (self.path / name for name in WRITTEN) if each.exists()]
             if others:
                 raise PatchlightError(
                     f"{self.path}: holds {others[0].name}, but no run of this command; name another folder"
                 )
             return
-        begun = read_json(self._settings)
+        begun = read_json(self.settings)
         if begun is None:
-            raise PatchlightError(f"{self._settings}: cannot be read; use --overwrite, or name another folder")
+            raise PatchlightError(f"{self.settings}: cannot be read; use overwrite=True, or name another folder")
         asked = _as_read(made_with)
         if begun.get("version") != asked["version"]:
             raise PatchlightError(
-                f"{self.path}: was started by another version of this program, whose rows differ; use --overwrite to "
-                "do it anew, or name another folder"
+                f"{self.path}: was started by another version of this program, whose rows differ; use overwrite=True "
+                "to start over, or name another folder"
             )
         changed = _differing(begun, asked)
         if "model" in changed and all(name.startswith("model") for name in changed):
             before, now = begun.get(MODEL_SOURCE, "another model"), asked[MODEL_SOURCE]
             which = f"{before}, not {now}" if before != now else f"{now} as it was then"
             raise PatchlightError(
-                f"{self.path}: was started with {which}; use --overwrite to start over, or name another folder"
+                f"{self.path}: was started with {which}; use overwrite=True to start over, or name another folder"
+            )
+        if changed == ["engine"] or ("engine" in changed and asked["engine"] is None):
+            before, now = (each.get("engine") or "torch" for each in (begun, asked))
+            raise PatchlightError(
+                f"{self.path}: was started with {before}, not {now}; take the --engine of then, use --overwrite to "
+                "start over, or name another folder"
             )
         if changed:
             # A setting that somebody chose says more than what follows from it.
             name = min(changed, key=lambda each: (each.startswith("model"), each))
             raise PatchlightError(
                 f"{self.path}: was started with {name}={_short(begun.get(name))}, not {_short(asked.get(name))}; "
-                "use --overwrite to start over, or name another folder"
+                "use overwrite=True to start over, or name another folder"
             )
+
+    def engine_of_before(self) -> tuple[bool, str | None]:
+        """Whether a run has begun here, and what computed its model: None for torch."""
+        begun = read_json(self.settings)
+        return begun is not None, None if begun is None else begun.get("engine")
 
     def is_begun_anew(self, made_with: Mapping[str, Any]) -> bool:
         """Whether a run in this way was told to overwrite, has done so, and was stopped before it had finished: the
         same command is to go on with it."""
         under_way = self.anew.exists() and not self.finished.exists()
-        begun = read_json(self._settings)
+        begun = read_json(self.settings)
         return under_way and begun is not None and not _differing(begun, _as_read(made_with))
 
     def begin(self, made_with: Mapping[str, Any], *, overwrite: bool) -> Journal:
         """From here on the folder is this run's. What a killed process left half-written goes away."""
         anew = overwrite and not self.is_begun_anew(made_with)
-        if anew and self._settings.exists():
+        if anew and self.settings.exists():
             self._forget()
         self.clean()
-        if anew or not self._settings.exists():
-            self.write_json(self._settings, made_with)
+        if anew or not self.settings.exists():
+            self.write_json(self.settings, made_with)
         if anew:
             self.replace(self.anew, b"")
-        return Journal(self._journal)
+        return self.open_journal()
 
     def _forget(self) -> None:
         """Remove what earlier runs wrote, and nothing else; a kill meanwhile leaves a folder that is still a run's."""
@@ -302,14 +406,16 @@ class ResultFolder:
                 self.remove_crops(entry.crops)
             self.current_thumbs({}, journal)
             self.current_overlays({}, journal)
-        for folder in (self.crops, self.thumbs, self.overlays):
+        set_links(self.sorted, {})
+        forget_frames(self.frames)
+        for folder in (self.crops, self.thumbs, self.overlays, self.sorted):
             for root, _, _ in os.walk(folder, topdown=False):
                 with contextlib.suppress(OSError):  # somebody's own file is in it
                     os.rmdir(root)
         for name in WRITTEN:
             if (self.path / name).is_file():
                 (self.path / name).unlink()
-        for each in (self._named, self._journal, self.looks, self.finished):
+        for each in (self._named, self._journal, self.looks, self.part, self.finished):
             each.unlink(missing_ok=True)
 
     def remove_crops(self, crops: Iterable[str]) -> None:
@@ -317,7 +423,7 @@ class ResultFolder:
             (self.path / crop).unlink(missing_ok=True)
 
     def clean(self) -> None:
-        for folder in (self.crops, self.thumbs, self.overlays, self._own):
+        for folder in (self.crops, self.thumbs, self.overlays, self.frames, self._own):
             for root, _, names in os.walk(folder):
                 for name in names:
                     if re.fullmatch(r"\.?.*\.\d+\.tmp", name, re.DOTALL):
@@ -342,8 +448,9 @@ class ResultFolder:
     def write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         self.replace(path, json.dumps(dict(values), indent=2).encode() + b"\n")
 
-    def write_rows(self, rows: Iterable[Row], *, bursts: bool = False) -> None:
-        """results.jsonl and results.csv, row by row, so that they need no memory; `bursts` says that rows have them."""
+    def write_rows(self, rows: Iterable[Row], *, bursts: bool = False, videos: bool = False) -> None:
+        """results.jsonl and results.csv, row by row, so that they need no memory; `bursts` and `videos` say that rows
+        have them."""
         with (
             writing(self.results),
             replacing(self.results) as results,
@@ -352,10 +459,50 @@ class ResultFolder:
             replacing(self.table) as cells,
             cells.open("wb") as table,
         ):
-            table.write(csv_line([*COLUMNS, *BURST_COLUMNS] if bursts else COLUMNS))
+            further = (*(VIDEO_COLUMNS if videos else ()), *(BURST_COLUMNS if bursts else ()))
+            table.write(csv_line([*COLUMNS, *further]))
             for row in rows:
                 file.write(json.dumps(row) + "\n")
-                table.write(csv_line([*_cells(row), *_burst_cells(row)] if bursts else _cells(row)))
+                more = [*(_video_cells(row) if videos else ()), *(_burst_cells(row) if bursts else ())]
+                table.write(csv_line([*_cells(row), *more]))
+
+
+def _gone(photos: Iterable[Input], journal: Journal) -> list[str]:
+    """Files of earlier runs that were there, are not among these photos, and are no longer there."""
+    listed = {photo.file for photo in photos}
+    before = (file for file, entry in journal.entries.items() if file not in listed and entry.reason not in UNREACHABLE)
+    # What lies elsewhere may only be out of reach.
+    return [file for file in before if not is_elsewhere(file) and stamp_of(file) is None]
+
+
+def links_in(folder: Path) -> dict[str, str]:
+    """Where links below a folder lead, by their paths in it."""
+    return {
+        os.path.relpath(os.path.join(root, name), folder): os.readlink(os.path.join(root, name))
+        for root, folders, names in os.walk(folder)
+        for name in [*names, *folders]
+        if os.path.islink(os.path.join(root, name))
+    }
+
+
+def set_links(folder: Path, wanted: Mapping[str, str]) -> None:
+    """Have these links in a folder, and no others; what is no link stays."""
+    there = links_in(folder)
+    with writing(folder):
+        for name in there.keys() - {name for name in wanted if there.get(name) == wanted[name]}:
+            (folder / name).unlink(missing_ok=True)
+        for name, file in wanted.items():
+            if there.get(name) != file:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).symlink_to(file)
+    remove_empty(folder)
+
+
+def remove_empty(folder: Path) -> None:
+    """The empty folders in a folder, and itself."""
+    for root, _, _ in os.walk(folder, topdown=False):
+        with contextlib.suppress(OSError):  # something is in it
+            os.rmdir(root)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -410,17 +557,23 @@ def _neutral(cell: Any) -> Any:
 
 
 def _cells(row: Row) -> list[Any]:
-    best: Row = row["boxes"][0] if row["boxes"] else {"xyxy": [None] * 4, "score": None}
+    best: Row = row["boxes"][0] if row["boxes"] else {"xyxy": [None] * 4, "score": None, "cut_off": ()}
     width, height = row["size"] or (None, None)
     about = [row[name] for name in ("path", "status", "reason", "detail")]
-    found = [width, height, row["decision"], row["confidence"], row["method"], len(row["boxes"])]
+    found = [width, height, row["decision"], row["confidence"], row["method"], row["subjects"] or 0]
     named = [row[name] for name in NAMED]
-    return [*about, *found, *best["xyxy"], best["score"], ";".join(row["crops"]), *named]
+    return [*about, *found, *best["xyxy"], best["score"], ";".join(best["cut_off"]), ";".join(row["crops"]), *named]
+
+
+def _video_cells(row: Row) -> list[Any]:
+    video = row.get("video") or {}
+    return [video.get("file"), video.get("seconds")]
 
 
 def _burst_cells(row: Row) -> list[Any]:
-    burst = row["burst"] or dict.fromkeys(("id", "frame", "frames", "time"))
-    return [burst[name] for name in ("id", "frame", "frames", "time")]
+    names = ("id", *BURST_COLUMNS[1:])
+    burst = row["burst"] or dict.fromkeys(names)
+    return [burst[name] for name in names]
 
 
 def _short(value: Any) -> str:

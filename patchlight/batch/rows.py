@@ -9,13 +9,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from patchlight.errors import PatchlightError
-from patchlight.geometry import Box
+from patchlight.geometry import Box, Size
+from patchlight.images.cutout import HeatMap
 
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
     from patchlight.localizing.detector import Localization
 
-VERSION = 4
+CUT_OFF = 0.01
+"""A box that comes this close to a border of the photo, as a share of its side, ends where the photo does. Of 111 sides
+of 365 masks of DUTS that end so, 62 % are said, and 82 % of what is said is so."""
+
+VERSION = 5
 
 NAMED = ("group", "group_confidence", "label", "label_confidence")
 """What the photo shows, by a model whose classes have groups, or names at least; null by others."""
@@ -37,24 +44,50 @@ def row_of(path: str, found: "Localization", crops: Sequence[str] = ()) -> Row:
         "confidence": round(float(found.confidence), 4),
         "method": found.method,
         **(dict.fromkeys(NAMED) if found.named is None else found.named.to_dict()),
+        "subjects": {"none": 0, "several": max(found.count, 2)}.get(found.decision, 1),
         "boxes": [
-            {
-                "xyxy": [
-                    round(float(end), 1) + 0.0  # and not -0.0
-                    for end in (each.box.left, each.box.top, each.box.right, each.box.bottom)
-                ],
-                "score": round(float(each.score), 4),
-                "confidence": round(float(each.confidence), 4),
-            }
+            box_of(
+                (each.box.left, each.box.top, each.box.right, each.box.bottom),
+                float(each.score),
+                float(each.confidence),
+                (height, width),
+            )
             for each in found.subjects
         ],
         "crops": list(crops),
+        "cuts": [],
         "heat": {
             "size": list(levels_hw.shape),
             "levels": base64.b64encode(levels_hw.contiguous().numpy().tobytes()).decode(),
         }
         | _region(found),
     }
+
+
+def box_of(xyxy: tuple[float, float, float, float], score: float, confidence: float, size: Size) -> Row:
+    """A box as rows have it, of a photo of this (height, width)."""
+    x0, y0, x1, y1 = ends = [round(float(end), 1) + 0.0 for end in xyxy]  # and not -0.0
+    height, width = size
+    near_x, near_y = CUT_OFF * width, CUT_OFF * height
+    touched = {
+        "left": x0 <= near_x,
+        "top": y0 <= near_y,
+        "right": x1 >= width - near_x,
+        "bottom": y1 >= height - near_y,
+    }
+    return {
+        "xyxy": ends,
+        "score": round(score, 4),
+        "confidence": round(confidence, 4),
+        "cut_off": [side for side, is_touched in touched.items() if is_touched],
+    }
+
+
+def heat_of(row: Row) -> HeatMap:
+    """The heat map of a row that has one."""
+    h, w = row["heat"]["size"]
+    levels = np.frombuffer(base64.b64decode(row["heat"]["levels"]), np.uint8).reshape(h, w)
+    return HeatMap(levels, Box(*row["heat"].get("region", (0, 0, *row["size"]))))
 
 
 def _region(found: "Localization") -> dict[str, list[float]]:
@@ -71,7 +104,7 @@ def _region(found: "Localization") -> dict[str, list[float]]:
 def error_row(path: str, reason: str, detail: str) -> Row:
     empty = dict.fromkeys(("size", "decision", "confidence", "method", *NAMED))
     about = {"version": VERSION, "path": path, "status": "error", "reason": reason, "detail": detail}
-    return about | empty | {"boxes": [], "crops": [], "heat": None}
+    return about | empty | {"subjects": None, "boxes": [], "crops": [], "cuts": [], "heat": None}
 
 
 def read_rows(path: Path) -> Iterator[Row]:

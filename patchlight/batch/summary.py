@@ -1,6 +1,7 @@
 """What a run came to: the files that are written when all photos have their rows."""
 
 import hashlib
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,12 +12,13 @@ from typing import Any, get_args
 from patchlight.batch.formats import Format, export, file_of
 from patchlight.batch.inputs import Input
 from patchlight.batch.overlay import draw_overlay, overlay_mark, overlay_name
-from patchlight.batch.pipeline import CropRun, result_of
+from patchlight.batch.pipeline import CropRun, result_of, sorted_into
 from patchlight.batch.report import mark_of, thumbnail_name, write_report
-from patchlight.batch.results import digest, read_json, size_of
+from patchlight.batch.results import digest, links_in, read_json, remove_empty, set_links, size_of
 from patchlight.batch.rows import Row
 from patchlight.batch.work import make_thumbnail, stamp_of
 from patchlight.files import writing
+from patchlight.images.containers import is_elsewhere
 from patchlight.weights.load import Loaded
 
 
@@ -40,11 +42,20 @@ class CropSummary:
     """Files in the folders that are no photos, by their endings, see `Inputs`."""
     crops_of_others: int = 0
     """Crops of earlier runs, still there, whose photos are no longer among the inputs or cannot be reached."""
+    subjects: int = 0
+    """In all photos; of `several` more than were cut, unless all were asked for."""
+    cut_off: int = 0
+    """Photos whose subject goes on where the photo ends, as far as its box says so."""
+    changes: dict[str, int] | None = None
+    """Where there was a run before: how many photos are `new`, `changed`, `gone` and `as_before`."""
+    pruned: int = 0
+    """Crops of photos that are gone, which this call has removed."""
     encoded: int | None = None
     """Of a lossless run: crops of JPEGs that were encoded anew all the same."""
     bursts: dict[str, int] | None = None
     """Of camera traps: how many bursts there are, how many of them are `empty`, how many `empty_frames`, and how many
-    frames are `untimed`: neither EXIF nor the name has a time that can be, and the file's own was taken."""
+    frames have their time `by_exif`, `by_name`, or are `untimed`: neither has one that can be, and the file's own was
+    taken."""
     groups: dict[str, int] | None = None
     """How many photos with a find show what, by a model whose classes have groups; "unknown" are those of none."""
     labels: dict[str, int] | None = None
@@ -71,6 +82,8 @@ def _summary(run: CropRun, values: dict[str, Any], **more: Any) -> CropSummary:
         "decisions",
         "reasons",
         "crops",
+        "subjects",
+        "cut_off",
         "skipped",
         "crops_of_others",
         "encoded",
@@ -104,7 +117,13 @@ def earlier_summary(run: CropRun) -> CropSummary | None:
         return None
     if any(stamps[name] != _stamp(folder.path / name) for name in stamps):
         return None
-    if run.how.report and finished.get("thumbs") != _sizes_sha256(folder.thumbs, photos, thumbnail_name):
+    if (
+        run.how.report
+        and run.how.thumbs
+        and finished.get("thumbs") != _sizes_sha256(folder.thumbs, photos, thumbnail_name)
+    ):
+        return None
+    if finished.get("links", 0) != len(links_in(folder.sorted)):
         return None
     if run.how.overlay and finished.get("overlays") != _sizes_sha256(folder.overlays, photos, overlay_name):
         return None
@@ -123,7 +142,7 @@ def finish(run: CropRun, made_with: Mapping[str, Any], computed: int, seconds: f
         return run.each((journal.row(photo) for photo in photos), len(photos), "row")
 
     counts = _Counts()
-    folder.write_rows(map(counts.add, rows()), bursts=run.settings.burst)
+    folder.write_rows(map(counts.add, rows()), bursts=run.settings.burst, videos=run.settings.video is not None)
     # What an earlier call wrote is kept up to date; results.csv is, anyway.
     kept = {each for each in get_args(Format) if each != "csv" and (folder.path / file_of(each)).exists()}
     formats = [each for each in get_args(Format) if each in {*run.how.formats, *kept}]
@@ -137,10 +156,13 @@ def finish(run: CropRun, made_with: Mapping[str, Any], computed: int, seconds: f
             calibration=detector.calibration,
         )
     if run.how.report:
-        thumbs = _draw_thumbnails(run)
+        thumbs = _draw_thumbnails(run) if run.how.thumbs else set()
         names = [thumbnail_name(photo.place) for photo in photos]
         write_report(folder.path, rows(), [name if name in thumbs else "" for name in names])
     _draw_overlays(run, rows)
+    links = _link_photos(run, rows)
+    if run.settings.sort is not None:
+        remove_empty(folder.crops)
     failed = sum(counts.reasons.values())
     rate = computed / seconds if computed and seconds > 0 else 0.0
     values = {
@@ -150,6 +172,8 @@ def finish(run: CropRun, made_with: Mapping[str, Any], computed: int, seconds: f
         "decisions": dict(counts.decisions),
         "reasons": dict(sorted(counts.reasons.items())),
         "crops": counts.crops,
+        "subjects": counts.subjects,
+        "cut_off": counts.cut_off,
         "crops_of_others": folder.crops_of_others(photos, journal),
         "skipped": run.inputs.skipped,
         **({"encoded": sum(journal.entries[photo.file].encoded for photo in photos)} if run.settings.lossless else {}),
@@ -171,8 +195,9 @@ def finish(run: CropRun, made_with: Mapping[str, Any], computed: int, seconds: f
     finished = {
         "inputs_sha256": digest(photos, journal),
         "files": {name: _stamp(folder.path / name) for name in _files(run, formats)},
-        "thumbs": _sizes_sha256(folder.thumbs, photos, thumbnail_name) if run.how.report else None,
+        "thumbs": _sizes_sha256(folder.thumbs, photos, thumbnail_name) if run.how.report and run.how.thumbs else None,
         "overlays": _sizes_sha256(folder.overlays, photos, overlay_name) if run.how.overlay else None,
+        "links": links,
         "computed": computed,
         "seconds": round(seconds, 2),
         "photos_per_second": round(rate, 2),
@@ -193,6 +218,21 @@ def _stamp(path: Path) -> list[int] | None:
     """As JSON has it."""
     stamp = stamp_of(str(path))
     return None if stamp is None else list(stamp)
+
+
+def _link_photos(run: CropRun, rows: Callable[[], Iterator[Row]]) -> int:
+    """Where boxes alone are found, sorted photos are links; how many there are. To what is no file of its own, in a
+    shard or at a URL, none can lead."""
+    folder, by = run.folder, run.settings.sort
+    if by is None or not run.settings.boxes_only:
+        return 0
+    links = {
+        os.path.join(sorted_into(row, by), photo.place): photo.file
+        for photo, row in zip(run.inputs.photos, rows(), strict=True)
+        if row["status"] == "ok" and not is_elsewhere(photo.file)
+    }
+    set_links(folder.sorted, links)
+    return len(links)
 
 
 # Pictures
@@ -277,8 +317,10 @@ class _Counts:
     groups: Counter[str] = field(default_factory=Counter)
     labels: Counter[str | None] = field(default_factory=Counter)
     crops: int = 0
-    untimed: int = 0
-    """Frames whose time is their file's own."""
+    subjects: int = 0
+    cut_off: int = 0
+    clocks: Counter[str] = field(default_factory=Counter)
+    """What the times of frames were read from."""
     empty: dict[str, bool] = field(default_factory=dict)
     """Whether each burst is."""
 
@@ -289,11 +331,13 @@ class _Counts:
             self.reasons[row["reason"]] += 1
             return row
         self.decisions[row["decision"]] += 1
+        self.subjects += row["subjects"]
         if row["decision"] != "none":  # of an empty scene nobody wants to know what it resembles
+            self.cut_off += any(box["cut_off"] for box in row["boxes"])
             self.groups[row["group"]] += 1
             self.labels[row["label"]] += 1
         if burst := row.get("burst"):
-            self.untimed += burst["clock"] == "file"
+            self.clocks[burst["clock"]] += 1
             self.empty[burst["id"]] = self.empty.get(burst["id"], True) and row["decision"] == "none"
         return row
 
@@ -310,5 +354,7 @@ class _Counts:
             "count": len(self.empty),
             "empty": sum(self.empty.values()),
             "empty_frames": self.decisions["none"],
-            "untimed": self.untimed,
+            "by_exif": self.clocks["exif"],
+            "by_name": self.clocks["name"],
+            "untimed": self.clocks["file"],
         }

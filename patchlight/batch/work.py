@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from patchlight.batch.frames import Frame, frame_thumb, pack_thumb, read_frame
-from patchlight.batch.inputs import crop_name
+from patchlight.batch.frames import Frame, frame_picture, is_night, pack_picture, picture_config, read_frame
+from patchlight.batch.inputs import Input, crop_name
 from patchlight.batch.report import mark_of, thumbnail
 from patchlight.config import PreprocessConfig
 from patchlight.files import replacing, writing
 from patchlight.geometry import Box, Size, View
-from patchlight.images.crop import Cut, cut_out, write_crop
-from patchlight.images.decode import Decoded, ImageError, decode
+from patchlight.images.containers import is_elsewhere, stamp_elsewhere
+from patchlight.images.crop import Crop, Cut, cut_out, write_crop
+from patchlight.images.cutout import HeatMap
+from patchlight.images.decode import Alpha, Decoded, ImageError, decode
 from patchlight.images.preprocess import Preprocess
 
 Stamp = tuple[int, int]
@@ -43,10 +45,13 @@ class Seen:
     """From 0 to 255, see `Preprocess.levels`."""
     view: View
     stamp: Stamp
+    alpha: Alpha | None = None
     frame: Frame | None = None
     """Where and when it was taken, and"""
-    thumb: bytes | None = None
-    """what its scene looks like, see frames.py; for camera traps."""
+    picture: bytes | None = None
+    """what its scene looks like, and"""
+    night: bool = False
+    """whether infrared light was on it, see frames.py; of camera traps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,16 @@ class Crops:
 
     names: tuple[str, ...]
     """In the order of the boxes."""
+    cuts: tuple[dict[str, Any], ...]
+    """What each shows, as rows say it."""
     encoded: int
     """How many are of a JPEG, and were encoded anew."""
 
 
 def stamp_of(file: str) -> Stamp | None:
     """None where there is no such file."""
+    if is_elsewhere(file):
+        return stamp_elsewhere(file)
     try:
         status = os.stat(file)
     except (OSError, ValueError):
@@ -68,11 +77,20 @@ def stamp_of(file: str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns
 
 
-def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame: bool = False) -> Seen | Failed:
-    """Decode a file, no larger than the model needs it; write its thumbnail."""
+def is_unchanged(photo: Input, stamp: Stamp | None) -> bool:
+    """Whether a photo is the one that had this stamp; one elsewhere goes by the list that named it."""
+    if is_elsewhere(photo.file):
+        return photo.stamp is None or photo.stamp == stamp
+    return stamp == stamp_of(photo.file)
+
+
+def read_photo(
+    file: str, config: PreprocessConfig, thumb: Path | None, as_frame: bool = False, whole: bool = False
+) -> Seen | Failed:
+    """Decode a file, no larger than the model needs it unless the `whole` is asked for; write its thumbnail."""
     stamp = stamp_of(file)
     try:
-        photo = decode(file, fast_size=_fast_size(config))
+        photo = decode(file, fast_size=None if whole else _fast_size(config))
     except ImageError as error:
         return Failed(error.reason, error.detail, stamp)
     level_HWC, view = Preprocess(config).levels(photo)
@@ -82,8 +100,15 @@ def read_photo(file: str, config: PreprocessConfig, thumb: Path | None, as_frame
         _write_thumbnail(photo, stamp, thumb)
     level_HWC = np.ascontiguousarray(level_HWC)
     if as_frame:
-        return Seen(level_HWC, view, stamp, read_frame(file), pack_thumb(frame_thumb(level_HWC)))
-    return Seen(level_HWC, view, stamp)
+        larger, decoded = picture_config(config), photo
+        if photo.image.size != photo.source_size[::-1] and min(photo.image.size) < max(larger.scaled_size):
+            try:
+                decoded = decode(file, fast_size=_fast_size(larger))
+            except ImageError as error:
+                return Failed(error.reason, error.detail, stamp)
+        picture = pack_picture(frame_picture(decoded, config))
+        return Seen(level_HWC, view, stamp, None, read_frame(file), picture, is_night(level_HWC))
+    return Seen(level_HWC, view, stamp, photo.alpha)
 
 
 def make_thumbnail(file: str, stamp: Stamp | None, config: PreprocessConfig, thumb: Path) -> bool:
@@ -107,19 +132,39 @@ def _write_thumbnail(photo: Decoded, stamp: Stamp, thumb: Path) -> None:
         temporary.write_bytes(thumbnail(photo, mark=mark_of(stamp)))
 
 
-def cut_photo(file: str, stamp: Stamp, boxes: Sequence[Box], how: Cut, folder: Path, place: str) -> Crops | Failed:
-    """Write the crops of a photo under `folder`."""
+def cut_photo(
+    file: str,
+    stamp: Stamp,
+    boxes: Sequence[Box],
+    how: Cut,
+    folder: Path,
+    place: str,
+    *,
+    numbered: bool = False,
+    heat: HeatMap | None = None,
+) -> Crops | Failed:
+    """Write the crops of a photo under `folder`; `numbered` says that also one that is alone has a number."""
     now = stamp_of(file)
     if now is None:
         return Failed("gone", "it disappeared before it could be cropped")
     if now != stamp:
         return Failed("changed", "it changed before it could be cropped")
     try:
-        crops = cut_out(file, boxes, how)
+        crops = cut_out(file, boxes, how, heat=heat)
     except ImageError as error:
         return Failed(error.reason, error.detail, stamp)
-    names = [crop_name(place, number, crop.format) for number, crop in enumerate(crops, 1)]
+    names = [crop_name(place, number, crop.format, numbered=numbered) for number, crop in enumerate(crops, 1)]
     for name, crop in zip(names, crops, strict=True):
         with writing(folder / name):
             write_crop(folder / name, crop.content)
-    return Crops(tuple(names), sum(crop.encoded for crop in crops))
+    cuts = tuple(_cut_of(crop, box) for crop, box in zip(crops, boxes, strict=True))
+    return Crops(tuple(names), cuts, sum(crop.encoded for crop in crops))
+
+
+def _cut_of(crop: Crop, box: Box) -> dict[str, Any]:
+    """What a crop shows, and the least margin that it has on any side of its box, as a share of the box's."""
+    left, top, right, bottom = crop.region
+    across = min(box.left - left, right - box.right) / max(box.width, 1e-6)
+    down = min(box.top - top, bottom - box.bottom) / max(box.height, 1e-6)
+    margin = round(max(0.0, min(across, down)), 3) + 0.0
+    return {"region": list(crop.region), "size": list(crop.size), "margin": margin}

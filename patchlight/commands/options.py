@@ -1,6 +1,7 @@
 """Options that several commands have, and how their values are read."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,7 +22,26 @@ Like = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="What a checkpoint is that does not say it: a name of timm's, or on the hub."),
 ]
+Part = Annotated[
+    str | None, typer.Option(metavar="3/64", help="A fixed share of the photos, the third of 64; see merge.")
+]
+Workers = Annotated[int, typer.Option(parser=int, help="Processes that read photos.")]
+Batch = Annotated[int, typer.Option(parser=int, help="Photos in one batch on a GPU.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start over where a run has other settings.")]
+Fast = Annotated[
+    bool, typer.Option("--fast-decode", help="Decode large JPEGs at a reduced size: faster, not quite the same.")
+]
+EngineFolder = Annotated[
+    Path | None, typer.Option("--engine", metavar="DIR", help="What `export` wrote, to run in the model's stead.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def check_engine_alone(others: dict[str, object]) -> None:
+    """Refuse what says which model, or changes it, beside --engine."""
+    for flag, given in others.items():
+        if given:
+            raise PatchlightError(f"--engine says which model, as it was exported; leave {flag} out")
 
 
 def parse_size(text: str) -> tuple[int, int]:

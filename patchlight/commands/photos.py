@@ -6,12 +6,19 @@ from typing import Annotated
 
 import typer
 
+from patchlight.commands.crop import with_flags
+from patchlight.commands.embed import print_table_summary
 from patchlight.commands.options import (
     AsJson,
     Device,
+    EngineFolder,
     Like,
+    Overwrite,
+    Part,
     Settings,
     Weights,
+    Workers,
+    check_engine_alone,
     parse_numbers,
     parse_settings,
     parse_size,
@@ -21,25 +28,58 @@ from patchlight.reporting import Progress, on_terminal
 
 
 def classify(
-    photos: Annotated[list[str], typer.Argument(metavar="PHOTO", help="Image files.")],
+    photos: Annotated[list[str], typer.Argument(metavar="PHOTO", help="Photos, folders of photos, or patterns.")],
     model: Annotated[str, typer.Option(help="What `inspect` takes.")] = "default",
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="TABLE", help="A .parquet, .csv, .jsonl, ... to write instead; run again to resume."),
+    ] = None,
+    part: Part = None,
+    overwrite: Overwrite = False,
+    workers: Workers = 2,
     settings: Settings = None,
     weights: Weights = None,
     like: Like = None,
     device: Device = None,
+    engine: EngineFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
     changes = parse_settings(settings or [])
+    if out is None and (part is not None or overwrite):
+        raise PatchlightError("--part and --overwrite are of tables; name one with --out")
 
+    from patchlight.batch.inputs import find_photos, stands_for_several
     from patchlight.classification import classify as classify_photo
     from patchlight.devices import resolve_device
     from patchlight.images.decode import ImageError
-    from patchlight.weights.load import load
+    from patchlight.weights.load import load, load_or_given
 
-    loaded = load(model, weights=weights, like=like, device=resolve_device(device), **changes)
+    if engine is None:
+        loaded = load(model, weights=weights, like=like, device=resolve_device(device), **changes)
+    else:
+        from patchlight.deploy.engines import load_engine
+
+        check_engine_alone({"--model": model != "default", "--set": changes, "--weights": weights, "--like": like})
+        loaded = load_or_given(load_engine(engine), device)
+    if out is not None:
+        from patchlight.batch.readers import ClassifySettings
+        from patchlight.batch.settings import CropRunSettings
+        from patchlight.batch.table_run import classify_photos
+
+        how = CropRunSettings(part=part, overwrite=overwrite, workers=workers)
+        try:
+            summary = classify_photos(photos, out, ClassifySettings(top=top), how, model=loaded)
+        except PatchlightError as error:
+            raise PatchlightError(with_flags(str(error))) from None
+        print_table_summary(summary)
+        if summary.exit_code:
+            raise typer.Exit(summary.exit_code)
+        return
     failed = 0
+    if any(map(stands_for_several, photos)):
+        photos = [photo.path for photo in find_photos(photos).photos]
     for photo in photos:
         try:
             prediction = classify_photo(photo, loaded, top)
@@ -110,6 +150,21 @@ def _by(model: str) -> str:
     return f"-{place.parent.name}-{place.stem}" if place.is_file() else f"-{place.name}"
 
 
+def review(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `crop` wrote.")],
+    model: Annotated[str | None, typer.Option(help="Where the run's model, or its --engine, lies now.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """A local page to correct what `crop` found: drag boxes, set decisions and labels by keys."""
+    try:
+        from patchlight.serve.running import Address
+        from patchlight.serve.running import review as review_page
+    except ModuleNotFoundError as error:
+        raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
+    review_page(folder, Address(port=port), model=model, open_page=open_page, tell=typer.echo)
+
+
 def serve(
     model: Annotated[
         list[str] | None,
@@ -131,6 +186,10 @@ def serve(
         typer.Option(help="With --allow-remote: a name by which others call this machine; repeatable."),
     ] = None,
     device: Device = None,
+    engine: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="The exported form of a --model, to answer in its stead; repeatable."),
+    ] = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """A local page: drop a photo, see what the model sees, take the crop."""
@@ -141,4 +200,11 @@ def serve(
     except ModuleNotFoundError as error:
         raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
     address = Address(host=host, port=port, remote=allow_remote, token=token, names=tuple(name or ()))
-    serve_page(model or ["default"], address, device=str(resolve_device(device)), open_page=open_page, tell=typer.echo)
+    serve_page(
+        model or ["default"],
+        address,
+        exported=engine or (),
+        device=str(resolve_device(device)),
+        open_page=open_page,
+        tell=typer.echo,
+    )

@@ -29,6 +29,6 @@ def push_to_hub(
     private: Annotated[bool, typer.Option("--private", help="Visible only to you and your team.")] = False,
 ) -> None:
     """Upload a model to the Hugging Face hub, with its preprocessing, labels and card."""
-    from patchlight.weights.push import push
+    from patchlight.weights.save import push
 
     typer.echo(push(model, name, layout=layout, private=private))

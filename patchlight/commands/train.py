@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from patchlight.commands.options import Device
+from patchlight.errors import PatchlightError
 from patchlight.json_config import parse_values
 from patchlight.signals import Stopped
 
@@ -37,8 +38,14 @@ def train(
 
 
 def finetune(
-    photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
     out: Out,
+    photos: Annotated[
+        str | None, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")
+    ] = None,
+    corrected: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Instead: what was corrected in `crop`'s DIR."),
+    ] = None,
     model: Annotated[str, typer.Option(help="The checkpoint to start from: what `inspect` takes.")] = "default",
     validation: Annotated[str | None, typer.Option(help="Photos to judge by; else some are held out.")] = None,
     settings: Settings = None,
@@ -47,12 +54,19 @@ def finetune(
 ) -> None:
     """Teach a checkpoint the classes of your own photos; how much of it learns is chosen by how many there are."""
     changes = parse_values(settings or [])
+    if (photos is None) == (corrected is None):
+        raise PatchlightError("name photos to learn from, or --from DIR, the folder of a run that was corrected")
+    if corrected is not None:
+        from patchlight.batch.overrides import write_labels
+
+        photos = str(write_labels(corrected))
+    learnt_from = photos or ""
 
     from patchlight.training import api
 
     _say(
         lambda: api.finetune(
-            photos, out, model=model, validation=validation, settings=changes, resume=resume, device=device
+            learnt_from, out, model=model, validation=validation, settings=changes, resume=resume, device=device
         )
     )
 

@@ -101,30 +101,34 @@ def augment(images_BCHW: Tensor, draws: Draws, config: AugmentConfig, cropped: b
     return images_BCHW
 
 
-def random_view(
-    images_BCHW: Tensor,
-    draws: Draws,
-    *,
-    size: Size,
-    area: tuple[float, float],
-    aspect: tuple[float, float] = (0.75, 1.3333),
-    flip: bool = True,
-    colour: float = 0.4,
-    colour_chance: float = 0.8,
-    grey: float = 0.2,
-    blur: float = 0.5,
-    solarize: float = 0.0,
-) -> Tensor:
-    """One look at each photo, for self-supervision: a random part of it, resized to `size`, its colours varied.
+@dataclass(frozen=True, kw_only=True)
+class RandomView:
+    """How random views are drawn. A share is the fraction of photos that get the change."""
 
-    Photos (B, 3, H, W), uint8 or floats from 0 to 1, become float32 (B, 3, *size). `colour` is as in `AugmentConfig`,
-    for a share `colour_chance` of the photos; `grey`, `blur` and `solarize` (bright levels inverted) are the shares of
-    photos so changed. Several views need draws of their own: `Draws.part`.
+    size: Size
+    area: tuple[float, float]
+    """Least and most of the photo that the view shows."""
+    aspect: tuple[float, float] = (0.75, 1.3333)
+    flip: bool = True
+    colour: float = 0.4
+    """How far brightness, contrast and saturation are varied, as in `AugmentConfig`."""
+    colour_share: float = 0.8
+    grey_share: float = 0.2
+    blur_share: float = 0.5
+    solarize_share: float = 0.0
+    """Solarizing inverts bright levels."""
+
+
+def random_view(images_BCHW: Tensor, draws: Draws, view: RandomView) -> Tensor:
+    """One view of each photo, for self-supervision: a random part of it, resized, its colours varied.
+
+    Photos (B, 3, H, W), uint8 or floats from 0 to 1, become float32 (B, 3, *view.size). Several views need draws of
+    their own: `Draws.part`.
     """
-    config = AugmentConfig(crop="resized", area=area, aspect=aspect, flip=flip)
-    frame, (height, width) = (images_BCHW.shape[2], images_BCHW.shape[3]), size
+    config = AugmentConfig(crop="resized", area=view.area, aspect=view.aspect, flip=view.flip)
+    frame, (height, width) = (images_BCHW.shape[2], images_BCHW.shape[3]), view.size
     # Where the largest part would lose pixels between the samples, several are taken and averaged.
-    largest = math.sqrt(area[1])
+    largest = math.sqrt(view.area[1])
     finer = max(1, math.ceil(largest * frame[0] / height - 0.01), math.ceil(largest * frame[1] / width - 0.01))
     matrix_B33 = _crop_matrix(draws, config, "resized", frame)
     view_BCHW = _warp(_as_floats(images_BCHW), matrix_B33, (finer * height, finer * width))
@@ -134,15 +138,16 @@ def random_view(
     def for_some(name: str, share: float, changed_BCHW: Tensor) -> Tensor:
         return torch.where(draws.chance(name, share)[:, None, None, None], changed_BCHW, view_BCHW)
 
-    if colour and colour_chance:
-        view_BCHW = for_some("colour", colour_chance, _vary_colour(view_BCHW, draws, colour))
-    if grey:
-        view_BCHW = for_some("grey", grey, _grey(view_BCHW).expand_as(view_BCHW))
-    if blur:
+    if view.colour and view.colour_share:
+        view_BCHW = for_some("colour", view.colour_share, _vary_colour(view_BCHW, draws, view.colour))
+    if view.grey_share:
+        view_BCHW = for_some("grey", view.grey_share, _grey(view_BCHW).expand_as(view_BCHW))
+    if view.blur_share:
         # Up to a hundredth of the side: 2 pixels of 224.
-        view_BCHW = for_some("blur", blur, _blur(view_BCHW, draws.uniform("blur width", 0.001, 0.01) * max(size)))
-    if solarize:
-        view_BCHW = for_some("solarize", solarize, torch.where(view_BCHW < 0.5, view_BCHW, 1 - view_BCHW))
+        sigma_B = draws.uniform("blur width", 0.001, 0.01) * max(view.size)
+        view_BCHW = for_some("blur", view.blur_share, _blur(view_BCHW, sigma_B))
+    if view.solarize_share:
+        view_BCHW = for_some("solarize", view.solarize_share, torch.where(view_BCHW < 0.5, view_BCHW, 1 - view_BCHW))
     return view_BCHW
 
 
@@ -243,7 +248,7 @@ def _flip(draws: Draws, config: AugmentConfig) -> Tensor:
 
 
 def _shift(draws: Draws, config: AugmentConfig, crop: str) -> tuple[Tensor, Tensor]:
-    """How far the window moves right and down: two times (B,), whole pixels."""
+    """Random shifts right and down, in whole pixels: two tensors (B,)."""
     pad = config.pad if crop == "pad" else 0
     return draws.choice("shift x", 2 * pad + 1) - pad, draws.choice("shift y", 2 * pad + 1) - pad
 
@@ -393,7 +398,7 @@ def _recolour(images_BCHW: Tensor, change: _Change) -> Tensor:
 
 
 def _level_table(level_BCX: Tensor, change: _Change) -> Tensor:
-    """What becomes of the levels V = 0..255 of each channel: floats from 0 to 1 (B, C, 256)."""
+    """New value of each level 0..255 of each channel: floats from 0 to 1 (B, C, 256)."""
     level_V = torch.arange(256, device=level_BCX.device)
     none_BCV = torch.zeros((*level_BCX.shape[:2], 256), dtype=torch.long, device=level_BCX.device)
     count_BCV = none_BCV.scatter_add(2, level_BCX, torch.ones_like(level_V[:1]).expand(level_BCX.shape))
@@ -431,7 +436,7 @@ def _grey(images_BCHW: Tensor) -> Tensor:
 
 
 def _saturate(images_BCHW: Tensor, factor_B: Tensor) -> Tensor:
-    """Colours that differ `factor` times as much from their grey; at 1 exactly the same."""
+    """Scale each colour's distance from its grey by `factor`; 1 changes nothing."""
     return torch.lerp(images_BCHW, _grey(images_BCHW), 1 - factor_B[:, None, None, None]).clamp(0, 1)
 
 

@@ -27,7 +27,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
-from patchlight.geometry import Box, Size, upright
+from patchlight.geometry import Box, Size, fit_inside, upright
+from patchlight.images.containers import is_elsewhere, read_elsewhere
+from patchlight.remote import Unreachable
 
 Reason = Literal[
     "missing",  # there is no such file
@@ -80,6 +82,15 @@ TURNS = {
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
+_VISIBLE = 26
+"""Of 255: what is more transparent is no part of the subject; a soft shadow is one."""
+
+_LEAST_TRANSPARENT = 0.05
+"""The share of a photo that is transparent where that is its background, and not rounded corners."""
+
+_ALPHA_SIDE = 512
+"""Pixels of the longer side at which transparency is kept beside a photo."""
+
 LONGEST_CHUNK = 32_000_000
 """Bytes of what a PNG holds besides pixels, in one piece: profiles and XMP have far less, and Pillow reads it whole."""
 
@@ -100,6 +111,16 @@ class ImageError(PatchlightError):
         return type(self), (self.name, self.reason, self.detail)  # it comes back whole from a pool's worker
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Alpha:
+    """Where a photo is not transparent."""
+
+    box: Box
+    """Around all that can be seen, in pixels of the upright photo."""
+    levels: Image.Image
+    """L, 255 where it is opaque; it covers the whole upright photo, and is smaller."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """An upright RGB image and where it came from."""
@@ -111,6 +132,7 @@ class Decoded:
     # The part of `image` that holds the source: all of it, except that a photo whose sides do not divide by 8 ends
     # inside the last pixels when it is decoded fast.
     region: Box
+    alpha: Alpha | None = None  # of a photo whose background is transparent
 
 
 Photo = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Decoded
@@ -215,14 +237,47 @@ def _decode_open(
     if drafted:
         source_size = full_size[::-1] if turn >= 5 else full_size
     file_format = "JPEG" if image.format == "MPO" else image.format
-    return Decoded(image=rgb, source_size=source_size, orientation=orientation, format=file_format, region=region)
+    return Decoded(
+        image=rgb,
+        source_size=source_size,
+        orientation=orientation,
+        format=file_format,
+        region=region,
+        alpha=_alpha_of(image, turn),
+    )
+
+
+def _alpha_of(image: Image.Image, turn: int) -> Alpha | None:
+    """None where nothing is transparent, or so little that it is no background, or all of it."""
+    if not image.has_transparency_data or image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return None
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key, default=0) > 255:
+        return None  # see to_rgb
+    alpha = image.convert("RGBA").getchannel("A")
+    if turn in TURNS:
+        alpha = alpha.transpose(TURNS[turn])
+    level_HW = np.asarray(alpha)
+    seen_HW = level_HW >= _VISIBLE
+    if (level_HW < 128).mean() < _LEAST_TRANSPARENT or not (level_HW >= 128).any():
+        return None
+    across, down = np.flatnonzero(seen_HW.any(0)), np.flatnonzero(seen_HW.any(1))
+    box = Box(int(across[0]), int(down[0]), int(across[-1]) + 1, int(down[-1]) + 1)
+    height, width = fit_inside((alpha.height, alpha.width), _ALPHA_SIDE)
+    return Alpha(box, alpha.resize((width, height), Image.Resampling.BOX))
 
 
 # Opening
 
 
 def open_file(path: str | os.PathLike[str], name: str) -> IO[bytes]:
-    """Open a regular file and nothing else: a pipe would wait for ever, a device may never end."""
+    """Open a regular file and nothing else: a pipe would wait for ever, a device may never end. What lies elsewhere
+    (s3://, ...) or in a shard is read whole."""
+    if is_elsewhere(path):
+        try:
+            return io.BytesIO(read_elsewhere(os.fspath(path)))
+        except Unreachable as error:
+            raise ImageError(name, "missing" if error.missing else "unreadable", error.detail) from None
     try:
         _check_regular(os.stat(path), name)
         # What is there now may not be what was there a moment ago.
@@ -349,7 +404,7 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
-    """As a viewer shows it, whatever the mode; the same image if it is RGB already."""
+    """Convert an image of any mode to RGB, as a viewer shows it; an RGB image is returned as it is."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _deep_grey_to_rgb(image, background)
     key = image.info.get("transparency")
@@ -402,7 +457,7 @@ def _deep_grey_to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
 
 
 def explain(error: Exception, name: str) -> ImageError:
-    """The reason behind whatever Pillow raised."""
+    """The `Reason` for an error that Pillow raised."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, Image.DecompressionBombError):
         found = re.search(r"\((\d+) pixels\)", text)

@@ -30,7 +30,7 @@ class Draws:
         return low + (high - low) * _share(self._bits(name))
 
     def uniforms(self, name: str, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """(B, count) such numbers."""
+        """(B, count) numbers as from `uniform`."""
         places = torch.arange(count, device=self.state_B.device)
         return low + (high - low) * _share(_scramble(self._bits(name)[:, None] ^ places))
 

@@ -128,7 +128,7 @@ class Preprocess:
                 return source_size
 
     def _resized_and_cropped(self, decoded: Decoded, resized_size: Size, view: View) -> npt.NDArray[Any]:
-        """What the model sees, see `levels`."""
+        """The image that the model sees, resized and cropped; see `levels`."""
         top, left = round(-view.offset[0]), round(-view.offset[1])
         (height, width), (rows, columns) = view.model_size, resized_size
         # The part of the resized image that the model sees, and the part of the model's image that it fills.

@@ -12,17 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFilter
 
-from patchlight.batch.burst import Background, evidence, is_night, judge, settle
+from patchlight.batch.burst import MOVED_FROM, Judged, evidence, judge
 from patchlight.batch.frames import (
     MOST_FRAMES,
     Frame,
-    frame_thumb,
+    frame_picture,
     group_bursts,
-    pack_thumb,
+    is_night,
+    name_pattern,
+    pack_picture,
+    picture_config,
     read_frame,
-    unpack_thumb,
+    unpack_picture,
 )
+from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
+from patchlight.geometry import Box
+from patchlight.images.decode import decode
 
 LOCALIZE = Path(__file__).parents[4] / "shared" / "data" / "localize"
 
@@ -82,6 +88,34 @@ def test_time_by_the_name(tmp_path: Path, name: str) -> None:
     assert (frame.clock, frame.time) == ("name", 1715668200.0)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("IMG_0001.JPG", "IMG_0123.jpg", True),
+        ("DSCF9.jpg", "DSCF10.jpg", True),
+        ("cam3_IMG_0001.jpg", "cam4_IMG_0001.jpg", False),
+        ("0001_cam2.jpg", "0002_cam2.jpg", True),
+        ("0001_cam2.jpg", "0001_cam3.jpg", False),
+        ("cam3-20240514063000-1.png", "cam3-20240515073000-2.png", True),
+        ("cam3-20240514063000-1.png", "cam4-20240514063000-1.png", False),
+        ("IMG0012_20240514_063012.jpg", "IMG0013_20240514_063019.jpg", True),
+        ("north_20240514_063012.jpg", "south_20240514_063012.jpg", False),
+        ("12-1.jpg", "12-2.jpg", True),
+        ("12-1.jpg", "13-1.jpg", False),
+        ("20240514_063012.jpg", "20240231_256199.jpg", True),
+    ],
+)
+def test_cameras_without_exif_are_told_apart_by_the_pattern_of_their_names(one: str, other: str, same: bool) -> None:
+    assert (name_pattern(one) == name_pattern(other)) == same
+
+
+def test_frames_of_two_cameras_in_one_folder_are_never_merged(tmp_path: Path) -> None:
+    files = [photo(tmp_path / f"{camera}_IMG_{number:04}.jpg") for camera in ("cam3", "cam4") for number in range(3)]
+    for number, file in enumerate(files):
+        os.utime(file, (100 + number, 100 + number))
+    assert group_bursts(files) == [[0, 1, 2], [3, 4, 5]]
+
+
 @pytest.mark.parametrize("name", ["20231345_256199", "20230229_120000", "20240431_120000", "20240514_240000"])
 def test_digits_that_cannot_be_a_time_are_none(tmp_path: Path, name: str) -> None:
     assert read_frame(photo(tmp_path / f"{name}.jpg")).clock == "file"
@@ -134,13 +168,13 @@ def test_a_long_sequence_is_parted_evenly() -> None:
 def test_mistakes_are_named() -> None:
     with pytest.raises(PatchlightError, match="gap=-1"):
         group_bursts([], gap=-1)
-    with pytest.raises(PatchlightError, match="as many pictures"):
-        judge(np.zeros((3, 4, 4)), np.zeros((2, 8, 8, 3)))
+    with pytest.raises(PatchlightError, match="as many grey pictures"):
+        judge(np.zeros((3, 4, 4)), np.zeros((2, 8, 8)), bursts=range(3))
 
 
-# What never moves
+# What is the scene
 
-SIDE, GRID = 96, 12
+SIDE, GRID = 192, 12
 PATCH = SIDE // GRID
 STUMP = (1, 7, 4, 11)
 """x0, y0, x1, y1 in patches."""
@@ -148,223 +182,200 @@ STUMP = (1, 7, 4, 11)
 Sequence = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]
 
 
-def scene(night: bool = False, seed: int = 0) -> npt.NDArray[np.float64]:
-    """A background with edges and colours, 0 to 1: hills, grass and a stump."""
+def scene(seed: int = 0) -> npt.NDArray[np.float64]:
+    """A background with edges, 0 to 1: hills, grass and a stump."""
     chance = np.random.default_rng(seed)
-    coarse = chance.random((12, 12, 3))
-    image = Image.fromarray((coarse * 255).astype(np.uint8)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    levels = 0.25 + 0.4 * np.asarray(image, np.float64) / 255
+    hills = Image.fromarray((chance.random((12, 12)) * 255).astype(np.uint8)).resize((SIDE, SIDE))
+    grass = Image.fromarray((chance.random((64, 64)) * 255).astype(np.uint8)).resize((SIDE, SIDE))
+    levels = 0.25 + 0.3 * np.asarray(hills, np.float64) / 255 + 0.2 * np.asarray(grass, np.float64) / 255
     x0, y0, x1, y1 = (PATCH * end for end in STUMP)
-    levels[y0:y1, x0:x1] = (0.35, 0.25, 0.15)
-    return levels.mean(-1, keepdims=True).repeat(3, -1) if night else levels
+    levels[y0:y1, x0:x1] *= 0.5
+    return levels
 
 
 def sequence(
     animals: list[tuple[int, int] | None],
     *,
-    night: bool = False,
     stump_heat: float = 0.9,
     noise: float = 0.01,
     exposures: list[float] | None = None,
+    sway: int = 0,
     seed: int = 0,
 ) -> Sequence:
     """Frames with a stump that lights up in all, and an animal of 3 x 2 patches at (x, y) in some."""
     chance = np.random.default_rng(seed + 1)
-    heats, thumbs = [], []
+    coat = 0.1 + 0.8 * chance.random((2 * PATCH, 3 * PATCH))
+    heats, pictures = [], []
     for frame, place in enumerate(animals):
-        levels = scene(night, seed)
+        levels = scene(seed)
         heat = 0.05 * chance.random((GRID, GRID))
         x0, y0, x1, y1 = STUMP
         heat[y0:y1, x0:x1] = stump_heat + 0.1 * (chance.random((y1 - y0, x1 - x0)) - 0.5)
         if place:
             x, y = place
-            coat = np.array([0.75] * 3 if night else [0.7, 0.55, 0.3])
-            hair = 0.1 * chance.random((2 * PATCH, 3 * PATCH, 1))
-            levels[y * PATCH : (y + 2) * PATCH, x * PATCH : (x + 3) * PATCH] = coat + hair
+            levels[y * PATCH : (y + 2) * PATCH, x * PATCH : (x + 3) * PATCH] = coat
             heat[y : y + 2, x : x + 3] = 0.85
-        levels = levels * (exposures[frame] if exposures else 1) + noise * chance.standard_normal((SIDE, SIDE, 1))
-        if not night:
-            levels += noise / 2 * chance.standard_normal(levels.shape)
+        if sway:
+            levels = np.roll(levels, chance.integers(-sway, sway + 1, 2), (0, 1))
+        levels = levels * (exposures[frame] if exposures else 1) + noise * chance.standard_normal((SIDE, SIDE))
         heats.append(heat.clip(0, 1))
-        thumbs.append(np.rint(levels.clip(0, 1) * 255))
-    return np.stack(heats).astype(np.float32), np.stack(thumbs).astype(np.uint8)
+        pictures.append(np.rint(levels.clip(0, 1) * 255))
+    return np.stack(heats).astype(np.float32), np.stack(pictures).astype(np.uint8)
 
 
-def heat_at_stump(heat_hw: npt.NDArray[np.float32]) -> float:
+def judge_hourly(frames: Sequence, **more: Any) -> Judged:
+    """As bursts of one frame, an hour between two."""
+    count = len(frames[0])
+    return judge(*frames, **{"bursts": range(count), "times": [3600.0 * hour for hour in range(count)], **more})
+
+
+def at_stump(values_hw: npt.NDArray[np.float32]) -> float:
     x0, y0, x1, y1 = STUMP
-    return float(heat_hw[y0:y1, x0:x1].max())
+    return float(values_hw[y0:y1, x0:x1].mean())
 
 
-def heat_at(heat_hw: npt.NDArray[np.float32], place: tuple[int, int]) -> float:
+def at(values_hw: npt.NDArray[np.float32], place: tuple[int, int]) -> float:
     x, y = place
-    return float(heat_hw[y : y + 2, x : x + 3].min())
+    return float(values_hw[y : y + 2, x : x + 3].mean())
+
+
+def overlap_of_moved(judged: Judged, frame: int, place: tuple[int, int]) -> float:
+    moved = judged.moved_T[frame]
+    assert moved is not None
+    x, y = place
+    return Box(*(GRID * end for end in moved.box)).iou(Box(x, y, x + 3, y + 2))
 
 
 WALK: list[tuple[int, int] | None] = [None, (5, 2), (7, 3), (8, 5), None, None, None]
 
 
-@pytest.mark.parametrize("night", [False, True])
 @pytest.mark.parametrize("exposures", [None, [1, 1.3, 0.75, 1.15, 0.9, 1.4, 0.7]])
-def test_the_stump_goes_and_the_animal_stays(night: bool, exposures: list[float] | None) -> None:
-    heats_Thw, thumbs_THWC = sequence(WALK, night=night, exposures=exposures)
-    assert [is_night(thumb) for thumb in thumbs_THWC] == [night] * len(WALK)
-    judged = judge(heats_Thw, thumbs_THWC)
-    for heat_hw, place in zip(judged.heats_Thw, WALK, strict=True):
-        assert heat_at_stump(heat_hw) < 0.2
+@pytest.mark.parametrize("sway", [0, 1])
+def test_the_stump_is_the_scenes_and_the_animal_is_new(exposures: list[float] | None, sway: int) -> None:
+    frames = sequence(WALK, exposures=exposures, sway=sway)
+    judged = judge_hourly(frames)
+    assert judged.strength_T.tolist() == [1] * len(WALK)
+    for number, place in enumerate(WALK):
+        assert at_stump(judged.static_Thw[number]) > 0.9
+        assert judged.unchanged_T[number] == (place is None)
         if place:
-            assert heat_at(heat_hw, place) == pytest.approx(0.85, abs=0.05)
-            assert np.unravel_index(heat_hw.argmax(), heat_hw.shape)[1] >= place[0]
-    assert judged.unchanged_T.tolist() == [place is None for place in WALK]
-    assert judged.heats_Thw.dtype == np.float32
-    assert heats_Thw[0].max() > 0.8  # what was given is not written to
+            assert at(judged.static_Thw[number], place) < 0.1
+            assert overlap_of_moved(judged, number, place) > 0.7
+    assert judged.bursts_T.tolist() == [6] * 7
 
 
-def test_an_animal_in_front_of_the_stump_keeps_its_heat() -> None:
-    heats_Thw, thumbs_THWC = sequence([None, None, (1, 8), None, None, None])
-    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
-    assert heat_at(left_Thw[2], (1, 8)) > 0.8
-    assert heat_at_stump(left_Thw[0]) < 0.2
+def test_an_animal_in_front_of_the_stump_is_new() -> None:
+    judged = judge_hourly(sequence([None, None, (1, 8), None, None, None]))
+    assert at(judged.static_Thw[2], (1, 8)) < 0.2
+    assert at_stump(judged.static_Thw[0]) > 0.9
 
 
-def test_an_animal_that_stays_for_most_frames_keeps_its_heat() -> None:
-    """The background then shows the animal, but the frames without it show that it is not the scene's."""
-    walk: list[tuple[int, int] | None] = [(6, 3)] * 6 + [None] * 3
-    heats_Thw, thumbs_THWC = sequence(walk)
-    judged = judge(heats_Thw, thumbs_THWC)
-    assert all(heat_at(heat_hw, (6, 3)) > 0.75 for heat_hw in judged.heats_Thw[:6])
+def test_frames_of_one_burst_say_nothing_of_the_scene() -> None:
+    """A deer that stands still for ten frames looks as a stump does; what moves counts all the same."""
+    still = judge(*sequence([(6, 3)] * 10), bursts=[0] * 10, times=[float(second) for second in range(10)])
+    assert not still.static_Thw.any()
+    assert not still.unchanged_T.any()
+    assert not still.strength_T.any()
+    assert all(moved is not None and moved.level < MOVED_FROM for moved in still.moved_T)
+    walking = judge(*sequence(WALK), bursts=[0] * 7, times=[float(second) for second in range(7)])
+    assert not walking.static_Thw.any()
+    for number, place in enumerate(WALK):
+        moved = walking.moved_T[number]
+        assert moved is not None
+        assert (moved.level >= MOVED_FROM) == (place is not None)
 
 
-def test_an_animal_that_moves_a_little_keeps_its_middle() -> None:
-    walk: list[tuple[int, int] | None] = [(5 + step % 3, 3) for step in range(9)]
-    heats_Thw, thumbs_THWC = sequence(walk)
-    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
-    for heat_hw, place in zip(left_Thw, walk, strict=True):
-        assert place is not None
-        assert heat_at(heat_hw, place) > 0.4
+def test_an_animal_that_stays_for_a_burst_is_new_against_the_others() -> None:
+    bursts: list[list[tuple[int, int] | None]] = [[None] * 3, [None] * 3, [(6, 3)] * 3, [None] * 3, [None] * 3]
+    frames = sequence([place for burst in bursts for place in burst])
+    times = [3600.0 * burst + frame for burst in range(5) for frame in range(3)]
+    judged = judge(*frames, bursts=[burst for burst in range(5) for _ in range(3)], times=times)
+    assert judged.unchanged_T.tolist() == [burst != 2 for burst in range(5) for _ in range(3)]
+    assert all(at(judged.static_Thw[frame], (6, 3)) < 0.1 for frame in (6, 7, 8))
+    assert all(overlap_of_moved(judged, frame, (6, 3)) > 0.7 for frame in (6, 7, 8))
 
 
-def test_swaying_grass_is_no_change_and_does_not_hide_an_animal() -> None:
-    chance = np.random.default_rng(3)
-    heats_Thw, thumbs_THWC = sequence(WALK)
-    swaying = thumbs_THWC.astype(np.float64)
-    for frame in swaying:  # the lower left quarter, stump included, is grass that bends
-        frame[64:, :48] = np.roll(frame[64:, :48], chance.integers(-3, 4), axis=1) + 25 * chance.standard_normal(
-            (32, 48, 1)
-        )
-    judged = judge(heats_Thw, swaying.clip(0, 255).astype(np.uint8))
-    assert all(heat_at_stump(heat_hw) < 0.45 for heat_hw in judged.heats_Thw)
-    for heat_hw, place in zip(judged.heats_Thw, WALK, strict=True):
-        assert place is None or heat_at(heat_hw, place) > 0.75
-    assert judged.unchanged_T.sum() >= 3
+def test_another_picture_altogether_is_new() -> None:
+    """An elephant that fills the frame."""
+    heats_Thw, pictures_THW = sequence([None] * 7)
+    pictures_THW[3] = (255 * scene(seed=99)).astype(np.uint8)
+    judged = judge_hourly((heats_Thw, pictures_THW))
+    assert judged.unchanged_T.tolist() == [frame != 3 for frame in range(7)]
+    assert judged.static_Thw[3].max() < 0.2
 
 
-def test_a_camera_that_sways_is_put_right() -> None:
-    heats_Thw, thumbs_THWC = sequence(WALK, noise=0.005)
-    fine = np.pad(thumbs_THWC, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect")
-    moved = np.stack([
-        frame[2 + y : 2 + y + SIDE, 2 + x : 2 + x + SIDE]
-        for frame, (y, x) in zip(fine, [(0, 0), (1, 0), (0, -1), (2, 1), (0, 0), (-1, 2), (0, 0)], strict=True)
-    ])  # fmt: skip
-    judged = judge(heats_Thw, moved)
-    assert all(heat_at_stump(heat_hw) < 0.25 for heat_hw in judged.heats_Thw)
-    assert judged.unchanged_T.tolist() == [place is None for place in WALK]
+def test_day_and_night_have_each_their_scene() -> None:
+    day, night = sequence(WALK), sequence([None, (6, 3), None, None, None], seed=9)
+    both = np.concatenate([day[0], night[0]]), np.concatenate([day[1], night[1]])
+    together = judge_hourly(both, night=[False] * 7 + [True] * 5)
+    np.testing.assert_array_equal(together.static_Thw[:7], judge_hourly(day).static_Thw)
+    np.testing.assert_array_equal(together.static_Thw[7:], judge_hourly(night).static_Thw)
+    # A single night frame among those by day has nothing to be compared with.
+    one = judge_hourly((both[0][:8], both[1][:8]), night=[False] * 7 + [True])
+    assert one.moved_T[7] is None
+    assert not one.static_Thw[7].any()
 
 
-def test_day_and_night_have_each_their_background() -> None:
-    """Seven frames by day and four by night: the stump goes from all, though by night it looks like nothing by day."""
-    day_heats, day_thumbs = sequence(WALK)
-    night_heats, night_thumbs = sequence([None, (6, 3), None, None, None], night=True, seed=9)
-    both = np.concatenate([day_heats, night_heats]), np.concatenate([day_thumbs, night_thumbs])
-    together = judge(*both).heats_Thw
-    np.testing.assert_array_equal(together[:7], judge(day_heats, day_thumbs).heats_Thw)
-    np.testing.assert_array_equal(together[7:], judge(night_heats, night_thumbs).heats_Thw)
-    # A single night frame among those by day is left as it is.
-    one = judge(np.concatenate([day_heats, night_heats[:1]]), np.concatenate([day_thumbs, night_thumbs[:1]])).heats_Thw
-    np.testing.assert_array_equal(one[7], night_heats[0])
-
-
-def test_a_tint_is_no_colour() -> None:
-    _, thumbs_THWC = sequence([None], night=True)
-    assert is_night((thumbs_THWC[0] * np.array([1.0, 0.95, 0.97]) + np.array([9, 0, 6])).clip(0, 255).astype(np.uint8))
-    assert not is_night(sequence([None])[1][0])
-
-
-@pytest.mark.parametrize("frames", [0, 1, 2])
-def test_two_frames_say_nothing(frames: int) -> None:
-    heats_Thw, thumbs_THWC = sequence([None] * 3)
-    judged = judge(heats_Thw[:frames], thumbs_THWC[:frames])
-    np.testing.assert_array_equal(judged.heats_Thw, heats_Thw[:frames])
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_three_frames_say_nothing(count: int) -> None:
+    heats_Thw, pictures_THW = sequence([None] * 4)
+    judged = judge_hourly((heats_Thw[:count], pictures_THW[:count]))
+    assert not judged.static_Thw.any()
     assert not judged.unchanged_T.any()
+    assert judged.moved_T == (None,) * count
 
 
-def test_a_short_burst_is_believed_a_little() -> None:
-    """A deer that stands still for three frames must not be lost; what is left of its heat is still a find."""
-    heats_Thw, thumbs_THWC = sequence([(6, 3)] * 3)
-    judged = judge(heats_Thw, thumbs_THWC)
-    assert heat_at(judged.heats_Thw[0], (6, 3)) > 0.5
-    assert not judged.unchanged_T.any()
-    heats_Thw, thumbs_THWC = sequence([(6, 3)] * 10)
-    seconds = judge(heats_Thw, thumbs_THWC, times_T=[float(second) for second in range(10)])
-    assert heat_at(seconds.heats_Thw[0], (6, 3)) > 0.75
-    hours = judge(heats_Thw, thumbs_THWC, times_T=[3600.0 * hour for hour in range(10)])
-    assert heat_at(hours.heats_Thw[0], (6, 3)) < 0.2
+def test_evidence_grows_with_bursts_and_time() -> None:
+    assert [round(evidence(others, [0.0, 86400.0]), 2) for others in range(6)] == [0, 0, 0, 0.75, 1, 1]
+    assert evidence(9, [0.0, None, 3600.0]) == 0.5
+    assert evidence(9, [None, None]) == 0
 
 
-def test_evidence_grows_with_frames_and_time() -> None:
-    assert [round(evidence(frames), 2) for frames in range(7)] == [0, 0, 0, 0.33, 0.67, 1, 1]
-    assert evidence(9, [0.0, None, 60.0]) == 0.5
-    assert evidence(9, [None, None]) == 1
-
-
-def test_heat_where_nothing_was_before_is_kept() -> None:
-    """A stump that lights up in one frame alone, by a sunbeam that the picture does not show, is nobody's stump."""
-    heats_Thw, thumbs_THWC = sequence([None] * 8, stump_heat=0.1)
+def test_heat_where_nothing_was_before_is_not_the_scenes() -> None:
+    """What lights up in one frame alone, though the picture shows no difference, is nobody's stump."""
+    heats_Thw, pictures_THW = sequence([None] * 8, stump_heat=0.1)
     heats_Thw[3, 2:4, 6:9] = 0.9
-    left_Thw = judge(heats_Thw, thumbs_THWC).heats_Thw
-    assert heat_at(left_Thw[3], (6, 2)) > 0.75
+    judged = judge_hourly((heats_Thw, pictures_THW))
+    assert at(judged.static_Thw[3], (6, 2)) < 0.2
+    assert at(judged.same_Thw[3], (6, 2)) == 1
 
 
-def test_unrelated_photos_are_left_as_they_are() -> None:
-    chance = np.random.default_rng(5)
-    thumbs = [scene(seed=seed) for seed in range(20, 28)]
-    thumbs_THWC = (np.stack(thumbs) * 255).astype(np.uint8)
-    thumbs_THWC[:, 56:88, 8:32] = chance.integers(0, 255, (8, 32, 24, 3))
-    heats_Thw = chance.random((8, GRID, GRID)).astype(np.float32)
+def test_unrelated_photos_have_no_scene() -> None:
+    pictures_THW = (np.stack([scene(seed=seed) for seed in range(20, 28)]) * 255).astype(np.uint8)
+    heats_Thw = np.random.default_rng(5).random((8, GRID, GRID)).astype(np.float32)
     heats_Thw[:, 3:6, 3:6] = 0.9
-    judged = judge(heats_Thw, thumbs_THWC)
-    assert judged.heats_Thw[:, 3:6, 3:6].mean() > 0.6
+    judged = judge_hourly((heats_Thw, pictures_THW))
     assert not judged.unchanged_T.any()
+    assert judged.static_Thw[:, 3:6, 3:6].mean() < 0.2
 
 
-def test_settle() -> None:
-    assert settle("unsure", True) == "none"
-    assert settle("unsure", False) == "unsure"
-    assert settle("subject", True) == "subject"
+# Pictures
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_frame_thumb(kind: type) -> None:
-    picture_HWC = np.zeros((128, 64, 3), kind)
-    picture_HWC[64:, :] = (200, 100, 50)
-    thumb = frame_thumb(picture_HWC)
-    assert (thumb.shape, thumb.dtype) == ((96, 48, 3), np.uint8)
-    assert thumb[70, 20].tolist() == [200, 100, 50]
-    assert thumb[20, 20].tolist() == [0, 0, 0]
+def test_night_has_no_colours_and_a_tint_is_none() -> None:
+    grey_HW1 = 255 * scene()[..., None]
+    assert is_night(grey_HW1 * np.array([1.0, 0.95, 0.97]) + np.array([9, 0, 6]))
+    assert not is_night(grey_HW1 + 25 * np.random.default_rng(0).standard_normal((SIDE, SIDE, 3)))
 
 
-def test_a_packed_thumb_is_nearly_the_same() -> None:
-    _, thumbs_THWC = sequence([None])
-    again = unpack_thumb(pack_thumb(thumbs_THWC[0]))
-    assert np.abs(again.astype(int) - thumbs_THWC[0]).mean() < 2
+def test_a_frames_picture_lies_under_its_heat_map() -> None:
+    """With a whole number of pixels for each of the model's, of the part that the model sees."""
+    photo = Image.new("RGB", (640, 320))
+    photo.paste((255, 255, 255), (320, 0, 640, 320))
+    for config, middle in (
+        (PreprocessConfig(image_size=(128, 128), resize="squash"), 192),
+        (PreprocessConfig(image_size=(224, 224), resize="shortest"), 224),
+    ):
+        picture_HW = frame_picture(decode(photo), config)
+        assert picture_HW.shape == picture_config(config).image_size
+        assert picture_HW[:, : middle - 4].max() < 10
+        assert picture_HW[:, middle + 4 :].min() > 245
 
 
-def test_a_patch_grid_that_does_not_divide_the_picture() -> None:
-    _, thumbs_THWC = sequence(WALK)
-    background = Background.of(np.ones((len(WALK), 7, 5), np.float32), thumbs_THWC)
-    changed_hw = background.changed_hw(1)  # the animal covers 40 to 64 across and 16 to 32 down
-    assert changed_hw.shape == (7, 5)
-    assert changed_hw[2 * 7 // 12, 2] > 0.9
-    assert changed_hw[5:].max() == 0
+def test_a_packed_picture_is_nearly_the_same() -> None:
+    _, pictures_THW = sequence([None])
+    again = unpack_picture(pack_picture(pictures_THW[0]))
+    assert np.abs(again.astype(int) - pictures_THW[0]).mean() < 4
 
 
 @pytest.mark.skipif(not LOCALIZE.is_dir(), reason="../shared/data/localize is not here")
@@ -392,14 +403,18 @@ def test_deer_on_a_real_scene() -> None:
             heat[round(y0) : round(y1), round(x0) : round(x1)] = 0.8
         light = 0.7 + 0.5 * chance.random()
         noisy = np.asarray(image, np.float64) * light + 4 * chance.standard_normal((288, 384, 3))
-        small = Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).resize((96, 96), Image.Resampling.BOX)
+        small = (
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+            .resize((256, 256), Image.Resampling.BICUBIC)
+            .convert("L")
+        )
         heats.append(heat)
         thumbs.append(np.asarray(small))
-    judged = judge(np.stack(heats), np.stack(thumbs))
+    judged = judge_hourly((np.stack(heats).astype(np.float32), np.stack(thumbs)))
     assert judged.unchanged_T.tolist() == [place is None for place in places]
-    for heat_hw, place in zip(judged.heats_Thw, places, strict=True):
+    for static_hw, place in zip(judged.static_Thw, places, strict=True):
         if place:
             x, y = (place[0] + 55) / 24, (place[1] + 40) / 18
-            assert heat_hw[int(y) - 1 : int(y) + 2, int(x) - 1 : int(x) + 2].mean() > 0.6
+            assert static_hw[int(y) - 1 : int(y) + 2, int(x) - 1 : int(x) + 2].mean() < 0.3
         else:
-            assert heat_hw.max() < 0.2
+            assert static_hw[7:13, 6:12].mean() > 0.8

@@ -206,6 +206,8 @@ def test_long_names_are_shortened_and_stay_apart(tmp_path: Path) -> None:
     touch(*(tmp_path / name for name in long))
     found = places(find_photos([tmp_path / name for name in long], tmp_path / "o"))
     assert len(set(found)) == 3
+    assert found[0].endswith("ä1.jpg"), "names differ at their ends"
+    assert found[1].endswith("ä2.jpg")
     for place in found:
         name = crop_name(place, 12, "JPEG")
         assert len(os.fsencode(name)) < 235

@@ -54,7 +54,7 @@ def row(path: Path, size: tuple[int, int], box: list[float]) -> dict[str, Any]:
         "boxes": [{"xyxy": box, "score": 0.9, "confidence": 0.9}],
         "heat": heat,
     }
-    return {"version": 4, "path": str(path), "status": "ok", "size": list(size), "crops": []} | found
+    return {"version": 5, "path": str(path), "status": "ok", "size": list(size), "crops": []} | found
 
 
 def test_heat_and_box_lie_where_the_row_says() -> None:

@@ -135,3 +135,12 @@ def test_a_signal_while_processes_are_started_is_heard_and_leaves_them_alone(tmp
     )
     said = subprocess.run([sys.executable, script, str(int(number))], capture_output=True, text=True, timeout=60)
     assert (said.stdout.split(), said.stderr) == ([str(int(number)), "b"], "")
+
+
+def test_processes_have_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool(1) as pool:
+        pool.submit(os.getenv, "HOME").result()  # whatever forks processes is there from here on
+    monkeypatch.setenv("PATCHLIGHT_KEY", "of now")
+    monkeypatch.delenv("HOME", raising=False)
+    with Pool(1) as pool:
+        assert [pool.submit(os.getenv, name).result() for name in ("PATCHLIGHT_KEY", "HOME")] == ["of now", None]

@@ -31,7 +31,7 @@ HOSTILE = [
 
 def ok_row(path: str, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "version": 4, "path": path, "status": "ok", "reason": None, "detail": None, "size": [40, 30],
+        "version": 5, "path": path, "status": "ok", "reason": None, "detail": None, "size": [40, 30],
         "decision": "subject", "confidence": 0.5, "method": "subject", "boxes": [], "crops": [], "heat": None,
     }  # fmt: skip
     return row | changes
@@ -200,7 +200,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "no such file"),
-        ('{"version": 4, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
+        ('{"version": 5, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
         ("[]\n", "line 1 is not a result"),
         ('{"version": 3, "path": "a.jpg", "status": "ok"}\n', "version 3"),
     ],

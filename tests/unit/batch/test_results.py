@@ -21,11 +21,11 @@ from patchlight.errors import PatchlightError
 
 def ok_row(path: str, **changes: Any) -> dict[str, Any]:
     boxes = [
-        {"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.8, "confidence": 0.9},
-        {"xyxy": [150.0, 0.0, 200.0, 25.5], "score": 0.7, "confidence": 0.0005},
+        {"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.8, "confidence": 0.9, "cut_off": []},
+        {"xyxy": [150.0, 0.0, 200.0, 25.5], "score": 0.7, "confidence": 0.0005, "cut_off": ["top", "right"]},
     ]
-    row = {"version": 4, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
-    row |= {"decision": "several", "confidence": 0.9, "method": "subject", "boxes": boxes}
+    row = {"version": 5, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
+    row |= {"decision": "several", "confidence": 0.9, "method": "subject", "subjects": 2, "boxes": boxes}
     row |= {"group": "animal", "group_confidence": 0.95, "label": None, "label_confidence": None}
     return row | {"crops": ["crops/a.jpg", "crops/a.crop2.jpg"], "heat": None} | changes
 
@@ -137,17 +137,28 @@ def test_megadetector(tmp_path: Path) -> None:
     made = exported(tmp_path, "megadetector", ROWS)
     assert set(made) == {"info", "detection_categories", "images"}
     assert made["info"]["format_version"] == "1.4"
-    thresholds = {"typical_detection_threshold": 0.7, "conservative_detection_threshold": 0.2}
+    thresholds = {"typical_detection_threshold": 0.2, "conservative_detection_threshold": 0.025}
     assert made["info"]["detector_metadata"] == thresholds
     assert made["detection_categories"]["1"] == "animal"
-    first, bad, empty, odd = made["images"]
+    first, bad, empty, _ = made["images"]
     assert first["file"] == "cam1/a.jpg"
     assert first["detections"] == [
         {"category": "1", "conf": 0.9, "bbox": [0.05, 0.2, 0.5, 0.5]},
         {"category": "1", "conf": 0.0005, "bbox": [0.75, 0.0, 0.25, 0.255]},
     ]
     assert bad == {"file": "bad.jpg", "failure": "truncated: it ends too early", "detections": None}
-    assert empty["detections"] == odd["detections"] == []
+    assert [each["conf"] for each in empty["detections"]] == [0.1999, 0.0005], "below the threshold, whatever they were"
+    assert {each["category"] for each in empty["detections"]} == {"1"}
+
+
+def test_what_is_unsure_by_its_name_alone_is_not_hidden(tmp_path: Path) -> None:
+    faint = [{"xyxy": [10.0, 20.0, 110.0, 70.0], "score": 0.1, "confidence": 0.01}]
+    rows = [
+        ok_row("/photos/a.jpg", decision="unsure", boxes=faint),
+        ok_row("/photos/b.jpg", decision="none", boxes=faint),
+    ]
+    unsure, none = (image["detections"] for image in exported(tmp_path, "megadetector", rows)["images"])
+    assert ([each["conf"] for each in unsure], [each["conf"] for each in none]) == ([0.2], [0.01])
 
 
 def test_megadetector_has_what_is_known_of_the_photos(tmp_path: Path) -> None:

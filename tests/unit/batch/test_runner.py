@@ -78,7 +78,7 @@ def test_rows_are_what_localize_finds(photos: Path, tmp_path: Path, model: Path)
     rows = rows_of(tmp_path / "out")
     assert len(rows) == len(found) == summary.photos == 6
     for row, each, path in zip(rows, found, sorted(photos.iterdir()), strict=True):
-        assert row["version"] == 4
+        assert row["version"] == 5
         assert (row["path"], row["status"], row["reason"], row["detail"]) == (str(path), "ok", None, None)
         assert row["size"] == [160, 120]
         assert (row["decision"], row["method"]) == (each.decision, each.method)
@@ -337,7 +337,7 @@ def test_a_gpu_that_fails_is_one_line(photos: Path, model: Path, monkeypatch: py
     monkeypatch.setattr(Preprocess, "batch", lambda *given: torch.zeros(1, 3, 32, 32))
     for look in (lambda: one.look_at([seen]), lambda: one.look_closely([str(photos / "000.jpg")])):
         one.device = torch.device("cuda")
-        with pytest.raises(PatchlightError, match=r"^cuda failed \(CUDA error: an illegal .* with --device cpu$"):
+        with pytest.raises(PatchlightError, match=r"^cuda failed \(CUDA error: an illegal .* with device='cpu'$"):
             look()
         one.device = torch.device("cpu")
         with pytest.raises(RuntimeError, match="illegal"):
@@ -666,7 +666,7 @@ def test_other_settings_are_refused(photos: Path, tmp_path: Path, model: Path, c
     with pytest.raises(PatchlightError) as caught:
         crop(photos, out, model, CropSettings(**change))
     assert named in str(caught.value)
-    assert "--overwrite" in str(caught.value)
+    assert "overwrite=True" in str(caught.value)
     assert everything_in(out) == whole
     crop(photos, out, model, CropSettings(**change), overwrite=True)
     crop(photos, tmp_path / "fresh", model, CropSettings(**change))
@@ -686,12 +686,12 @@ def test_a_folder_of_another_version_is_refused_as_that(photos: Path, tmp_path: 
 def test_another_model_is_refused(photos: Path, tmp_path: Path, model: Path) -> None:
     crop(photos, tmp_path / "out", model)
     other = save_model(tmp_path / "other", seed=1)
-    with pytest.raises(PatchlightError, match=f"out: was started with {model}, not {other}; use --overwrite"):
+    with pytest.raises(PatchlightError, match=f"out: was started with {model}, not {other}; use overwrite=True"):
         crop(photos, tmp_path / "out", other)
     shutil.copytree(model, tmp_path / "trained further")
     crop(photos, tmp_path / "out2", tmp_path / "trained further")
     shutil.copytree(other, tmp_path / "trained further", dirs_exist_ok=True)
-    with pytest.raises(PatchlightError, match=r"was started with .*trained further as it was then; use --overwrite"):
+    with pytest.raises(PatchlightError, match=r"was started with .*trained further as it was then; use overwrite=True"):
         crop(photos, tmp_path / "out2", tmp_path / "trained further")
     shutil.copytree(model, tmp_path / "same")
     assert crop(photos, tmp_path / "out", tmp_path / "same").computed == 0

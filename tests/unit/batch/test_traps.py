@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from camera_traps import ANIMAL, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
+from bright_subjects import sees_what_is_bright
+from camera_traps import ANIMAL, BRIGHT, DARK, STUMP, WALK, Walk, save_bright, scene, write_frames
 from crop_runs import everything_in, rows_of, run_crop
 from patchlight.batch import pipeline, sequences
+from patchlight.batch.overrides import add_correction
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import CropSummary
+from patchlight.config import SubjectHeat
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box
+from patchlight.images.decode import decode
 from patchlight.localizing.decide import GENERIC
-from patchlight.localizing.detector import Detector
+from patchlight.localizing.detector import Detector, DetectorOptions, Subject
 from patchlight.reporting import Progress
 from patchlight.weights.load import Loaded, load
+from patchlight.weights.save import save
 
 DEMO = Path(__file__).parents[3] / "demo"
 
@@ -53,7 +59,12 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def crop(photos: Path, out: Path, model: Any, *, workers: int = 0, burst: bool = True, **more: Any) -> CropSummary:
     settings = CropSettings(
-        burst=burst, **{name: more.pop(name) for name in ("second_look", "boxes_only") if name in more}
+        burst=burst,
+        **{
+            name: more.pop(name)
+            for name in ("second_look", "boxes_only", "tiles", "empty_below", "subjects")
+            if name in more
+        },
     )
     return run_crop([photos], out, settings, model=model, device=None, workers=workers, **more)
 
@@ -81,12 +92,12 @@ def test_the_stump_is_no_animal(photos: Path, tmp_path: Path, model: Loaded) -> 
     for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
         assert (row["decision"] == "none") == (place is None), row["path"]
         assert row["burst"]["unchanged"] == (place is None)
-        assert row["burst"]["background"] == len(WALK)
+        assert row["burst"]["background"] == len(WALK) - 1
         assert bool(row["crops"]) == (place is not None)
         if place is not None:
             assert best_box(row).iou(place_of(*place)) > 0.6
     assert summary.decisions["none"] == 5
-    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "by_exif": 8, "by_name": 0, "untimed": 0}
 
 
 def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_path: Path, model: Loaded) -> None:
@@ -100,19 +111,51 @@ def test_what_moves_while_the_model_looks_at_the_stump_is_given_as_unsure(tmp_pa
             assert (row["decision"], row["crops"]) == ("none", [])
         else:
             assert row["decision"] == "unsure"
-            assert row["confidence"] == GENERIC["subject"].nothing
-            assert {box["confidence"] for box in row["boxes"]} == {row["confidence"]}
+            assert GENERIC["subject"].nothing <= row["confidence"] < GENERIC["subject"].sure
             assert best_box(row).iou(place_of(*place)) > 0.6
             assert row["crops"]
-    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
+    assert summary.bursts == {"count": 8, "empty": 5, "empty_frames": 5, "by_exif": 8, "by_name": 0, "untimed": 0}
 
 
-def test_where_the_model_finds_nothing_to_begin_with_there_is_none(tmp_path: Path, model: Loaded) -> None:
+def test_what_moves_is_unsure_though_the_model_finds_nothing(tmp_path: Path, model: Loaded) -> None:
     write_frames(tmp_path / "photos", animal=DARK, stump=False)
     crop(tmp_path / "photos", tmp_path / "out", model)
+    for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
+        assert row["burst"]["unchanged"] == (place is None)
+        assert row["decision"] == ("none" if place is None else "unsure")
+        if place is not None:
+            assert best_box(row).iou(place_of(*place)) > 0.6
+
+
+def test_an_animal_that_stays_for_the_whole_burst_is_not_background(tmp_path: Path, model: Loaded) -> None:
+    """All that is known of the scene is the burst itself: nothing is held against what the model finds."""
+    write_frames(tmp_path / "photos", [(90, 40)] * 8, minutes=0.1, stump=False)
+    crop(tmp_path / "photos", tmp_path / "out", model)
+    crop(tmp_path / "photos", tmp_path / "plain", model, burst=False)
     rows = rows_of(tmp_path / "out")
-    assert {row["decision"] for row in rows} == {"none"}
-    assert [row["burst"]["unchanged"] for row in rows] == [place is None for place in WALK]
+    assert {row["decision"] for row in rows} == {"subject"}
+    for row, plain in zip(rows, rows_of(tmp_path / "plain"), strict=True):
+        assert (row["burst"]["background"], row["burst"]["unchanged"]) == (0, False)
+        assert row["boxes"] == plain["boxes"]
+
+
+def test_an_animal_that_stays_keeps_its_box_where_other_bursts_show_the_scene(tmp_path: Path, model: Loaded) -> None:
+    stays: Walk = [(90, 40)] * 3
+    for number, walk in enumerate([[None] * 3, [None] * 3, stays, [None] * 3, [None] * 3, [None] * 3]):
+        paths = write_frames(tmp_path / "burst", walk, minutes=0.1, stump=False)
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        for frame, path in enumerate(paths):
+            shutil.move(path, tmp_path / "photos" / f"20240514_{6 + number:02}000{frame}.png")
+    for path in (tmp_path / "photos").iterdir():  # no EXIF: their names are their times
+        with Image.open(path) as image:
+            image.convert("RGB").save(path, exif=b"")
+    crop(tmp_path / "photos", tmp_path / "out", model)
+    for number, row in enumerate(rows_of(tmp_path / "out")):
+        if number // 3 == 2:
+            assert row["decision"] == "subject"
+            assert best_box(row).iou(place_of(90, 40)) > 0.6
+        else:
+            assert (row["decision"], row["burst"]["background"]) == ("none", 5)
 
 
 @pytest.mark.parametrize("second_look", [False, True])
@@ -143,7 +186,7 @@ def test_with_the_default_model(tmp_path: Path, second_look: bool) -> None:
         light = 0.85 + 0.3 * chance.random()
         level_HWC = np.asarray(frame) * light + chance.normal(0, 3, (480, 640, 1))
         image = Image.fromarray(level_HWC.clip(0, 255).astype(np.uint8))
-        image.save(tmp_path / "photos" / f"20240514_06{5 * number:02}00.jpg", quality=90)
+        image.save(tmp_path / "photos" / f"20240514_{6 + number:02}0000.jpg", quality=90)
     crop(tmp_path / "photos", tmp_path / "plain", "default", burst=False)
     plain = [row for row, place in zip(rows_of(tmp_path / "plain"), walk, strict=True) if place is None]
     assert all(row["decision"] != "none" and best_box(row).iou(Box(20, 250, 220, 440)) > 0.4 for row in plain)
@@ -168,7 +211,7 @@ def test_bursts_are_told_apart_by_time_and_camera(tmp_path: Path, model: Loaded)
         *[(number, 3) for number in (1, 2, 3)],
     ]
     assert rows[1]["burst"]["time"] == "2024-05-14 06:00:30"
-    assert [row["burst"]["background"] for row in rows] == [4] * 4 + [3] * 3
+    assert {row["burst"]["background"] for row in rows} == {0}, "one burst each: nothing says what their scenes are"
 
 
 def test_frames_whose_names_hold_no_valid_time_are_counted(tmp_path: Path, model: Loaded) -> None:
@@ -179,7 +222,7 @@ def test_frames_whose_names_hold_no_valid_time_are_counted(tmp_path: Path, model
         os.utime(photos / f"{name}.jpg", (1e9, 1e9))
     summary = crop(photos, tmp_path / "out", model)
     assert summary.bursts is not None
-    assert (summary.bursts["count"], summary.bursts["untimed"]) == (2, 2)
+    assert [summary.bursts[name] for name in ("count", "by_exif", "by_name", "untimed")] == [2, 0, 2, 2]
     bursts = {os.path.basename(row["path"]): row["burst"] for row in rows_of(tmp_path / "out")}
     assert [(name, burst["clock"]) for name, burst in bursts.items()] == [
         *[("20230230_120000.jpg", "file"), ("20231231_235930.jpg", "name")],
@@ -196,7 +239,7 @@ def test_frames_of_another_size_are_another_sequence(photos: Path, tmp_path: Pat
     scene().resize((120, 160)).save(photos / "A1_0005.jpg", exif=exif)
     crop(photos, tmp_path / "out", model)
     rows = {os.path.basename(row["path"]): row for row in rows_of(tmp_path / "out")}
-    assert rows.pop("A1_0005.jpg")["burst"]["background"] == 1
+    assert rows.pop("A1_0005.jpg")["burst"]["background"] == 0
     assert list(rows.values()) == rows_of(tmp_path / "before")
 
 
@@ -217,23 +260,137 @@ def test_what_is_written(photos: Path, tmp_path: Path, model: Loaded) -> None:
     rows = rows_of(tmp_path / "out")
     assert (rows[4]["status"], rows[4]["burst"]) == ("error", None)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["bursts"] == {"count": 8, "empty": 5, "empty_frames": 5, "untimed": 0}
+    assert summary["bursts"] == {"count": 8, "empty": 5, "empty_frames": 5, "by_exif": 8, "by_name": 0, "untimed": 0}
     assert summary["settings"]["burst"] is True
     images = json.loads((tmp_path / "out" / "megadetector.json").read_text())["images"]
-    assert [len(image["detections"] or ()) for image in images] == [0, 1, 0, 1, 0, 0, 0, 1, 0]
+    written = json.loads((tmp_path / "out" / "megadetector.json").read_text())["info"]["detector_metadata"]
+    least = written["typical_detection_threshold"]
+    assert 0 < written["conservative_detection_threshold"] < least
+    assert [image["detections"] is None for image in images] == [number == 4 for number in range(9)]
+    highest = [max((each["conf"] for each in image["detections"] or ()), default=0) for image in images]
+    assert [conf >= least for conf in highest] == [number in (1, 3, 7) for number in range(9)]
+    assert all(image["detections"] for number, image in enumerate(images) if number != 4), "empty ones, too"
     assert images[1]["burst"] == rows[1]["burst"]["id"]
     assert "burst" not in images[4]
     with (tmp_path / "out" / "results.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [line["burst"] for line in table] == [row["burst"]["id"] if row["burst"] else "" for row in rows]
-    assert table[1]["time"] == "2024-05-14 06:07:00"
+    assert (table[1]["time"], table[1]["clock"]) == ("2024-05-14 06:30:00", "exif")
     page = (tmp_path / "out" / "report.html").read_text()
     assert rows[1]["burst"]["id"] in page
 
 
-def test_tiles_are_refused() -> None:
-    with pytest.raises(PatchlightError, match="tiles=2"):
-        CropSettings(burst=True, tiles=2)
+def test_a_frame_is_empty_by_a_threshold_that_moves(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    crop(photos, tmp_path / "out", model, formats=("megadetector",))
+    confidences = [row["confidence"] for row in rows_of(tmp_path / "out")]
+    for least in (0.0, 0.5, 1.0):
+        out = tmp_path / f"out{least}"
+        crop(photos, out, model, empty_below=least, formats=("megadetector",))
+        rows = rows_of(out)
+        assert [row["confidence"] for row in rows] == confidences
+        assert [row["decision"] == "none" for row in rows] == [each < least for each in confidences]
+        info = json.loads((out / "megadetector.json").read_text())["info"]
+        assert info["detector_metadata"]["typical_detection_threshold"] == least
+    with pytest.raises(PatchlightError, match=r"empty_below=1\.5"):
+        CropSettings(empty_below=1.5)
+
+
+@pytest.mark.parametrize("second_look", [False, True])
+def test_tiles_and_second_look_go_with_it(photos: Path, tmp_path: Path, model: Loaded, second_look: bool) -> None:
+    settings = {"tiles": 2, "second_look": second_look}
+    crop(photos, tmp_path / "out", model, **settings)
+    for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
+        assert (row["decision"] == "none") == (place is None)
+        if place is not None:
+            assert best_box(row).iou(place_of(*place)) > 0.5
+    with pytest.raises(Cut):
+        crop(photos, tmp_path / "again", model, **settings, progress=stop_at("photo", 3))
+    crop(photos, tmp_path / "again", model, **settings)
+    assert everything_in(tmp_path / "again") == everything_in(tmp_path / "out")
+
+
+def test_a_second_look_at_tiles_is_taken_once(
+    photos: Path, tmp_path: Path, model: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    real = Detector.look_again
+
+    def counting(self: Detector, photos: Any, found: Any) -> Any:
+        looks.append(len(photos))
+        return real(self, photos, found)
+
+    monkeypatch.setattr(Detector, "look_again", counting)
+    crop(photos, tmp_path / "out", model, tiles=2, second_look=True)
+    assert sum(looks) == len(WALK)
+
+
+def test_all_subjects_of_a_frame_are_counted_and_cut(tmp_path: Path) -> None:
+    loaded = sees_what_is_bright()
+    own = SubjectHeat(scale=2.8, bias=0.0, calibration=replace(GENERIC["subject"], bias=0.0))
+    herd = load(save(loaded.model, tmp_path / "model", preprocess=loaded.preprocess.config, subject=own))
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        image = Image.new("RGB", (320, 240), (30, 40, 30))
+        for x, y in ((20, 20), (130, 150), (240, 40), (20, 180)):
+            image.paste(BRIGHT, (x, y, x + 50, y + 40))
+        image.save(tmp_path / "photos" / f"{number}.jpg", quality=95)
+    for burst in (False, True):
+        out = tmp_path / f"out{burst}"
+        crop(tmp_path / "photos", out, herd, burst=burst, subjects=None)
+        for row in rows_of(out):
+            assert (row["decision"], row["subjects"], len(row["crops"])) == ("several", 4, 4)
+    crop(tmp_path / "photos", tmp_path / "two", herd, subjects=2)
+    assert [(row["subjects"], len(row["crops"])) for row in rows_of(tmp_path / "two")] == [(4, 2)] * 3
+
+
+@pytest.mark.parametrize("tiles", [None, 2])
+def test_an_animal_beside_the_stump_is_one_subject(
+    photos: Path, tmp_path: Path, model: Loaded, tiles: int | None
+) -> None:
+    crop(photos, tmp_path / "out", model, tiles=tiles, subjects=None)
+    for row, place in zip(rows_of(tmp_path / "out"), WALK, strict=True):
+        assert (row["decision"], row["subjects"]) == (("none", 0) if place is None else ("subject", 1))
+
+
+def test_the_scenes_finds_are_not_counted(model: Loaded) -> None:
+    detector = Detector.of(model, options=DetectorOptions(subjects=None))
+    image = Image.new("RGB", (320, 240))
+    boxes = [Box(x, 100, x + 50, 140) for x in (20, 130, 240)]
+    found = replace(
+        detector([image])[0], subjects=tuple(Subject(box, 1.0, 0.9) for box in boxes), decision="several", count=3
+    )
+    less = [replace(found.subjects[0], confidence=0.2), *found.subjects[1:]]
+    assert sequences._of(found, less, detector).count == 2
+
+
+@pytest.mark.parametrize("tiles", [None, 2])
+def test_what_is_transparent_says_nothing_of_a_frame(tmp_path: Path, model: Loaded, tiles: int | None) -> None:
+    for kind in ("clear", "flat"):
+        (tmp_path / kind).mkdir()
+    for number in range(3):
+        image = Image.new("RGBA", (160, 120), (255, 240, 230, 0))
+        image.paste((20, 20, 20, 255), (100, 10, 150, 110))
+        path = tmp_path / "clear" / f"{number}.png"
+        image.save(path)
+        decode(str(path)).image.save(tmp_path / "flat" / path.name)
+    found = []
+    for kind in ("clear", "flat"):
+        crop(tmp_path / kind, tmp_path / f"out {kind}", model, tiles=tiles)
+        found.append([(row["method"], row["boxes"], row["heat"]) for row in rows_of(tmp_path / f"out {kind}")])
+    assert found[0] == found[1]
+
+
+def test_a_correction_that_is_undone_leaves_the_burst(photos: Path, tmp_path: Path, model: Loaded) -> None:
+    out = tmp_path / "out"
+    crop(photos, out, model)
+    before = rows_of(out)
+    add_correction(out, str(photos / "A1_001.jpg"), {"decision": "none", "boxes": []})
+    for overwrite in (False, True):  # corrected once it had its row, and before
+        crop(photos, out, model, overwrite=overwrite)
+        assert rows_of(out)[1]["burst"] == before[1]["burst"]
+    add_correction(out, str(photos / "A1_001.jpg"), {"undone": True})
+    crop(photos, out, model)
+    assert rows_of(out) == before
 
 
 # Whatever happens
@@ -320,14 +477,16 @@ def test_a_crop_is_cut_again_only_where_its_box_is_another(
     before = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
     cut: list[str] = []
     real = pipeline.cut_photo
-    monkeypatch.setattr(pipeline, "cut_photo", lambda file, *rest: cut.append(file) or real(file, *rest))
+    monkeypatch.setattr(
+        pipeline, "cut_photo", lambda file, *rest, **named: cut.append(file) or real(file, *rest, **named)
+    )
     shutil.copy(write_frames(tmp_path / "other", [*WALK, None])[8], photos)
     summary = crop(photos, tmp_path / "out", model)
     assert summary.computed == 9
     after = {row["path"]: row["boxes"][0]["xyxy"] for row in rows_of(tmp_path / "out") if row["crops"]}
     assert cut == [path for path in before if after[path] != before[path]]
     assert len(cut) < len(before) == len(after)
-    assert [row["burst"]["background"] for row in rows_of(tmp_path / "out")] == [9] * 9
+    assert [row["burst"]["background"] for row in rows_of(tmp_path / "out")] == [8] * 9
 
 
 def test_one_bad_file_shifts_nothing(photos: Path, tmp_path: Path, model: Loaded) -> None:

@@ -1,24 +1,23 @@
 """What photos show goes from the model to the rows, whichever way they are looked at."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import patchlight as pl
 from bright_subjects import sees_what_is_bright
 from crop_runs import make_photos, rows_of, run_crop, save_model
-from patchlight.batch.sequences import FrameHeat, judged
 from patchlight.batch.settings import CropSettings
 from patchlight.batch.summary import CropSummary
-from patchlight.commands.crop import _print_summary
+from patchlight.commands.crop import print_summary
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.geometry import View
-from patchlight.localizing.detector import Detector
+from patchlight.localizing.detector import Detector, DetectorOptions
 from patchlight.weights.groups import Groups, Named
 from patchlight.weights.save import save
 
@@ -95,7 +94,7 @@ def test_classes_without_groups_are_named(
     assert json.loads((out / "summary.json").read_text())["labels"] == summary.labels
     again = run_crop([photos], out, CropSettings(**how), model=labelled, workers=0, device="cpu")
     assert (again.nothing_to_do, again.labels) == (True, summary.labels)
-    _print_summary(summary, out)
+    print_summary(summary, out)
     shown = [f"{count} {name}" for name, count in summary.labels.items()]
     shown += [f"{found.count(None)} without a name"] if None in found else []
     assert f"shown: {', '.join(shown)}\n" in capsys.readouterr().out
@@ -104,9 +103,7 @@ def test_classes_without_groups_are_named(
 def test_of_many_names_the_commonest_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = {f"{number}\x1b[0m": 20 - number for number in range(12)}
     decisions = {"subject": sum(labels.values()) + 3, "several": 0, "unsure": 0, "none": 7}
-    _print_summary(
-        CropSummary(tmp_path, photos=500, computed=0, failed=0, decisions=decisions, labels=labels), tmp_path
-    )
+    print_summary(CropSummary(tmp_path, photos=500, computed=0, failed=0, decisions=decisions, labels=labels), tmp_path)
     line = next(each for each in capsys.readouterr().out.splitlines() if each.startswith("shown: "))
     assert line.startswith("shown: 20 '0\\x1b[0m', 19 '1\\x1b[0m', ")
     assert line.endswith(", 19 of 2 more, 3 without a name")
@@ -134,24 +131,24 @@ def test_other_groups_are_refused(photos: Path, tmp_path: Path, model: Path) -> 
         run_crop([photos], tmp_path / "out", model=tmp_path / "other", workers=0, device="cpu")
 
 
-def a_look(group: str, size: int = 96) -> FrameHeat:
-    """A frame in which hardly anything stands out."""
-    heat_hw = np.full((8, 8), 0.02, np.float32)
-    heat_hw[3:5, 3:5] = 0.1
-    view = View(source_size=(size, size), model_size=(32, 32), scale=(32 / size, 32 / size))
-    named = Named(group, None if group == "unknown" else 0.9, None, None)
-    return FrameHeat(heat_hw, view, np.full((16, 16, 3), 90, np.uint8), named)
+def decision_about(group: str, empty_below: float | None = None) -> str:
+    """Of a photo in which hardly anything stands out, if this is what it is called."""
+    heat_1hw = torch.full((1, 8, 8), 0.02)
+    heat_1hw[:, 3:5, 3:5] = 0.1
+    view = View(source_size=(96, 96), model_size=(32, 32), scale=(32 / 96, 32 / 96))
+    loaded = replace(sees_what_is_bright(), groups=Groups(("a/deer", "a/cup"), ("animal", "thing")))
+    nothing = 0.1 if empty_below is None else empty_below  # as `Detector.of` has it
+    calibration = Calibration(bias=-8.0, mean=10.0, sure=0.7, nothing=nothing)
+    detector = Detector(loaded, "subject", calibration, DetectorOptions(empty_below=empty_below))
+    (found,) = detector.judge(heat_1hw, [view])
+    return detector.with_name(found, Named(group, None if group == "unknown" else 0.9, None, None)).decision
 
 
-def judged_alone(looks: list[FrameHeat]) -> list[tuple[str, bool]]:
-    calibration = Calibration(bias=-8.0, mean=10.0, sure=0.7, nothing=0.1)
-    times = [30.0 * place for place in range(len(looks))]
-    found = judged(looks, times, Detector(sees_what_is_bright(), "subject", calibration))
-    return [(each.decision, unchanged) for each, unchanged in found]
+def test_a_photo_that_shows_an_animal_is_not_empty() -> None:
+    assert decision_about("thing") == decision_about("unknown") == "none"
+    assert decision_about("animal") == "unsure"
 
 
-def test_a_frame_that_shows_an_animal_is_not_empty() -> None:
-    assert judged_alone([a_look("thing")]) == [("none", False)]
-    assert judged_alone([a_look("animal")]) == [("unsure", False)]
-    # A scene that never changes is empty, whatever it is called.
-    assert judged_alone([a_look("animal")] * 12) == [("none", True)] * 12
+def test_what_the_user_calls_empty_is_empty_whatever_it_shows() -> None:
+    assert decision_about("animal", empty_below=0.2) == "none"
+    assert decision_about("animal", empty_below=0.0) == "unsure"

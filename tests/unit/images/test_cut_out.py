@@ -19,6 +19,7 @@ from patchlight.geometry import Box
 from patchlight.images import crop as crop_module
 from patchlight.images.crop import Cut, cut_out, exif_of_crop, parse_aspect, region_around, write_crop
 from patchlight.images.decode import ImageError
+from patchlight.images.pad import check_pad
 
 DEMO = Path(__file__).parents[4] / "shared" / "data" / "demo"
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -61,26 +62,35 @@ def test_margin_is_a_share_of_the_box() -> None:
     st.lists(st.floats(-20, 320), min_size=4, max_size=4),
     st.floats(0, 2),
     st.sampled_from(["free", "1:1", "4:3", "3:4", "1:9"]),
+    st.booleans(),
 )
-def test_region_lies_in_the_photo_and_holds_the_box(
-    size: tuple[int, int], ends: list[float], margin: float, aspect: str
+def test_a_region_holds_the_box_and_leaves_the_photo_only_where_it_must(
+    size: tuple[int, int], ends: list[float], margin: float, aspect: str, keep_margin: bool
 ) -> None:
     height, width = size
     x0, x1, y0, y1 = sorted(ends[:2]) + sorted(ends[2:])
     box = Box(x0, y0, x1, y1).clip(size)
-    left, top, right, bottom = region_around(box, size, margin=margin, aspect=parse_aspect(aspect))
-    assert 0 <= left < right <= width
-    assert 0 <= top < bottom <= height
-    if aspect == "free":
-        assert left <= box.left + 1e-5 or left == width - 1
-        assert right >= box.right - 1e-5
-        return
-    if right - left >= box.width:  # what fits is inside, but for the rounding of its place
-        assert left <= box.left + 1
-        assert right >= box.right - 1
-    if bottom - top >= box.height:
-        assert top <= box.top + 1
-        assert bottom >= box.bottom - 1
+    left, top, right, bottom = region_around(
+        box, size, margin=margin, aspect=parse_aspect(aspect), keep_margin=keep_margin
+    )
+    assert left < right
+    assert top < bottom
+    kept = box.expanded(margin) if keep_margin else box
+    assert left <= kept.left + 1e-5 or left == width - 1
+    assert top <= kept.top + 1e-5 or top == height - 1
+    assert right >= kept.right - 1e-5
+    assert bottom >= kept.bottom - 1e-5
+    if not keep_margin and aspect == "free":
+        assert left >= 0
+        assert top >= 0
+        assert right <= width
+        assert bottom <= height
+    if not keep_margin and right - left <= width:
+        assert left >= 0
+        assert right <= width
+    if not keep_margin and bottom - top <= height:
+        assert top >= 0
+        assert bottom <= height
 
 
 @given(st.integers(50, 400), st.integers(50, 400), st.sampled_from([(1, 1), (4, 3), (3, 4), (16, 9)]), st.data())
@@ -91,9 +101,106 @@ def test_aspect_is_kept_to_the_pixel(height: int, width: int, aspect: tuple[int,
     assert abs((right - left) * aspect[1] / aspect[0] - (bottom - top)) <= 1
 
 
-def test_aspect_moves_into_the_photo_before_it_shrinks() -> None:
+def test_aspect_moves_into_the_photo_before_it_leaves_it() -> None:
     assert region_around(Box(0, 40, 10, 80), (100, 100), aspect=(1, 1)) == (0, 40, 40, 80)
-    assert region_around(Box(0, 0, 200, 50), (50, 200), aspect=(1, 1)) == (75, 0, 125, 50)
+    # Nothing of a subject as wide as the photo is cut off: there is to be padded above and below.
+    assert region_around(Box(0, 0, 200, 50), (50, 200), aspect=(1, 1)) == (0, -75, 200, 125)
+    # The margin gives way first, unless it is to be kept.
+    assert region_around(Box(10, 10, 90, 90), (100, 100), margin=0.5, aspect=(1, 1)) == (0, 0, 100, 100)
+    kept = region_around(Box(10, 10, 90, 90), (100, 100), margin=0.5, aspect=(1, 1), keep_margin=True)
+    assert kept == (-30, -30, 130, 130)
+
+
+def exact_region(size: tuple[int, int], how: Cut) -> tuple[int, int, int, int]:
+    return how.region(Box(40, 40, 60, 50), size)
+
+
+def test_an_exact_size_shows_more_rather_than_enlarge() -> None:
+    assert exact_region((100, 100), Cut(exact=(80, 40))) == (10, 25, 90, 65)
+    assert exact_region((100, 100), Cut(exact=(80, 40), fill=True)) == (40, 40, 60, 50)
+    assert exact_region((100, 100), Cut(exact=(200, 200))) == (-50, -55, 150, 145)
+    # At a scale of its own, whatever the subject would need.
+    assert exact_region((100, 100), Cut(exact=(10, 10), scale=0.25)) == (30, 25, 70, 65)
+
+
+# Padding
+
+
+PADDED = ["jpg", "png", "webp", "tif"]
+
+
+@pytest.mark.parametrize("suffix", PADDED)
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "I;16", "1"])
+@pytest.mark.parametrize("kind", ["blur", "edge", "#204060"])
+def test_every_kind_of_photo_is_padded_to_the_exact_size(tmp_path: Path, suffix: str, mode: str, kind: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    stored = picture().convert("L") if mode in ("I;16", "1") else picture()
+    stored = stored.convert("I").point(lambda level: level * 257).convert("I;16") if mode == "I;16" else stored
+    try:
+        stored.convert(mode).save(path)
+    except (OSError, ValueError, KeyError):
+        pytest.skip(f"Pillow writes no {mode} as {suffix}")
+    box = Box(0, 16, 90, 64)
+    (crop,) = cut_out(path, [box], Cut(exact=(120, 120), pad=kind, margin=0.1))
+    made = open_crop(crop.content)
+    assert made.size == crop.size == (120, 120)
+    assert crop.region[0] < 0
+    assert crop.region[3] > 64
+    # What the photo shows is in its place, and a colour is the one that was asked for.
+    assert difference(
+        made.crop((-crop.region[0], -crop.region[1], 96 - crop.region[0], 64 - crop.region[1])),
+        open_crop(path.read_bytes()),
+    ) < (12 if suffix in ("jpg", "webp") else 0.6)
+    if kind.startswith("#"):
+        corner = made.convert("RGB").getpixel((0, 0))
+        grey = open_crop(path.read_bytes()).mode in ("L", "1")
+        wanted = Image.new("RGB", (1, 1), kind).convert("L" if grey else "RGB").convert("RGB")
+        if mode != "I;16":  # which to_rgb and not Pillow shows rightly
+            assert np.abs(np.subtract(corner, wanted.getpixel((0, 0)))).max() <= 8
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_padding_is_on_the_right_side_of_a_turned_photo(tmp_path: Path, orientation: int) -> None:
+    path = tmp_path / "a.jpg"
+    picture().save(path, exif=with_exif(orientation, (96, 64)), quality=95, subsampling=0)
+    upright = upright_of(path)
+    (crop,) = cut_out(path, [Box(0, 0, 20, 20)], Cut(exact=(40, 40), pad="white", margin=0.5, fill=True))
+    made = open_crop(crop.content)
+    assert crop.region == (-10, -10, 30, 30)
+    assert difference(made.crop((0, 0, 9, 40)), Image.new("RGB", (9, 40), "white")) < 4
+    assert difference(made.crop((12, 12, 40, 40)), upright.crop((2, 2, 30, 30))) < 4
+
+
+def test_a_small_subject_is_enlarged_to_fill(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    picture().save(path)
+    (crop,) = cut_out(path, [Box(40, 20, 60, 40)], Cut(exact=(200, 200), fill=True))
+    wanted = picture().crop((40, 20, 60, 40)).resize((200, 200), Image.Resampling.BICUBIC)
+    assert difference(open_crop(crop.content), wanted) < 3
+
+
+def test_a_blurred_border_goes_on_where_the_photo_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    image = Image.new("RGB", (60, 60), (200, 180, 160))
+    image.paste((10, 20, 30), (20, 20, 40, 40))
+    image.save(path)
+    (crop,) = cut_out(path, [Box(0, 10, 60, 50)], Cut(exact=(60, 100), pad="blur"))
+    made = open_crop(crop.content)
+    assert np.abs(np.asarray(made.crop((0, 0, 60, 12)), int) - (200, 180, 160)).max() <= 40
+    assert np.abs(np.asarray(made.crop((0, 15, 60, 25)), int) - (200, 180, 160)).max() <= 40
+
+
+def test_a_crop_that_would_need_all_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    picture().save(path)
+    with pytest.raises(ImageError, match="megapixels"):
+        cut_out(path, [Box(0, 0, 96, 64)], Cut(aspect=(9999, 1), margin=10, pad="edge"))
+
+
+@pytest.mark.parametrize("text", ["", "nocolour", "#12", "rgb(1,2,3)", "blurry", "#12345678"])
+def test_a_padding_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(PatchlightError, match="pad="):
+        check_pad(text)
 
 
 @pytest.mark.parametrize("text", ["", "1", "0:1", "a:b", "1:1:1", "-1:2", "1.5:1"])

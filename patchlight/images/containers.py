@@ -1,0 +1,264 @@
+"""Photos in files of many: tar shards (webdataset), Parquet and Arrow tables with a column of images.
+
+A photo in one is named by the file, "::" and its name there, or the number of its row: shards/000.tar::a/b.jpg,
+photos.parquet::17. Columns are as Hugging Face's `datasets` writes them (a struct with `bytes`), or plain bytes.
+"""
+
+import bisect
+import functools
+import os
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from patchlight.errors import PatchlightError
+from patchlight.files import printable
+from patchlight.remote import Stamp, Unreachable, as_path, below_folders, fetch, is_remote, opened, tried
+from patchlight.remote import stamp as remote_stamp
+
+_TAR = (".tar",)
+_TABLES = (".parquet", ".arrow", ".feather")
+_BETWEEN = "::"
+_STAMP_SECONDS = 30
+
+_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
+"""Of columns, those that are more likely to be the images first."""
+
+
+def holds_photos(path: object) -> bool:
+    """Whether a file's name says that it is a shard or a table."""
+    return isinstance(path, str) and path.lower().endswith((*_TAR, *_TABLES)) and not os.path.isdir(path)
+
+
+def _parted(path: str) -> tuple[str, str] | None:
+    """The file, and the photo in it."""
+    file, between, member = path.partition(_BETWEEN)
+    return (file, member) if between and member and holds_photos(file) else None
+
+
+def is_elsewhere(path: object) -> bool:
+    """Whether this names no file of the system: a photo at a URL, in a shard or in a table."""
+    return isinstance(path, str) and (is_remote(path) or (_parted(path) is not None and not os.path.lexists(path)))
+
+
+def place_of(path: str) -> str:
+    """A photo's absolute path, also of one elsewhere, for which there is none: it leads down from where that lies."""
+    parted = _parted(path) if is_elsewhere(path) else None
+    if parted is None:
+        return as_path(path) if is_remote(path) else os.path.abspath(path)
+    return f"{place_of(parted[0])}{_BETWEEN}{below_folders(parted[1])}"
+
+
+def read_elsewhere(path: str) -> bytes:
+    """The bytes of a photo; raises `Unreachable`."""
+    parted = _parted(path)
+    if parted is None:
+        return fetch(path)
+    file, member = parted
+    try:
+        return tried(lambda: _read_member(file, member)) if is_remote(file) else _read_member(file, member)
+    except (OSError, LookupError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError | LookupError)
+        raise Unreachable(" ".join(f"{printable(file)}: {error}".split())[:200], missing=missing) from None
+
+
+def _read_member(file: str, member: str) -> bytes:
+    if not file.lower().endswith(_TAR):
+        content = _table(file, stamp_of_file(file)).image(int(member))
+        if content is None:
+            raise Unreachable("its row holds no image")
+        return content
+    places = _places(file, stamp_of_file(file))
+    if member not in places:
+        raise Unreachable("the shard holds no such photo", missing=True)
+    start, size = places[member]
+    if is_remote(file):
+        return fetch(file, start, start + size)
+    with open(file, "rb") as shard:
+        shard.seek(start)
+        return shard.read(size)
+
+
+def stamp_elsewhere(path: str) -> Stamp | None:
+    """What a photo is known by: the stamp of the file that it lies in."""
+    parted = _parted(path)
+    return remote_stamp(path) if parted is None else stamp_of_file(parted[0])
+
+
+def stamp_of_file(file: str) -> Stamp | None:
+    if is_remote(file):
+        return _lately(file, int(time.monotonic() // _STAMP_SECONDS))
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+@functools.lru_cache(64)
+def _lately(file: str, when: int) -> Stamp | None:
+    """Asked for once in a while, and not for every photo of a shard."""
+    return remote_stamp(file)
+
+
+def members(file: str, name: str) -> Iterator[tuple[str, Stamp | None]]:
+    """Each photo in a shard or table, as what follows the file's name, and what it is known by; raises PatchlightError
+    in a line, which calls the file by the name that it was given."""
+    stamp, shown = stamp_of_file(file), printable(name)
+    try:
+        if file.lower().endswith(_TAR):
+            names: Any = tried(lambda: _places(file, stamp))
+        else:
+            names = range(tried(lambda: _table(file, stamp).rows))
+    except PatchlightError as error:
+        raise PatchlightError(f"{shown}: {error}") from None
+    except Unreachable as error:
+        raise PatchlightError(f"{shown}: cannot be read ({error.detail}); correct it or leave it out") from None
+    except FileNotFoundError:
+        raise PatchlightError(f"{shown}: there is no such file; correct the path or leave it out") from None
+    except Exception as error:  # whatever a damaged file leads the libraries into
+        reason = " ".join(str(error).split())[:160].rstrip(".")
+        kind = "an uncompressed tar file" if file.lower().endswith(_TAR) else "a table"
+        raise PatchlightError(f"{shown}: is not {kind} that can be read ({reason}); make or fetch it again") from None
+    if not len(names):
+        raise PatchlightError(f"{shown}: holds no photos; leave it out")
+    for name in names:
+        yield f"{_BETWEEN}{name}", stamp
+
+
+def _opened(file: str) -> IO[bytes]:
+    return opened(file) if is_remote(file) else open(file, "rb")
+
+
+# Shards
+
+_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".avif",
+    ".heic",
+    ".heif",
+    ".jp2",
+    ".ppm",
+)
+
+
+@functools.lru_cache(32)
+def _places(file: str, stamp: Stamp | None) -> dict[str, tuple[int, int]]:
+    """(start, bytes) of each photo in a shard, by its headers alone."""
+    try:
+        with _opened(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+            return {
+                member.name: (member.offset_data, member.size)
+                for member in archive
+                if member.isreg() and member.name.lower().endswith(_SUFFIXES)
+            }
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(str(error)) from None  # which no second try would change
+
+
+# Tables
+
+
+class _Table:
+    """A Parquet or Arrow file, read a group of rows at a time."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ModuleNotFoundError:
+            raise PatchlightError("tables need pyarrow; pip install 'patchlight[tables]'") from None
+        self._kept = ExitStack()
+        source = self._kept.enter_context(_opened(file)) if is_remote(file) else pa.memory_map(file)
+        self._parquet = self._arrow = None
+        if file.lower().endswith(".parquet"):
+            self._parquet = pq.ParquetFile(source)
+            schema = self._parquet.schema_arrow
+            groups = [self._parquet.metadata.row_group(n).num_rows for n in range(self._parquet.num_row_groups)]
+        else:
+            self._arrow = _read_arrow(source)
+            schema, groups = self._arrow.schema, [self._arrow.num_rows]
+        self.column = _image_column(schema)
+        self._starts = [0]
+        for rows in groups:
+            self._starts.append(self._starts[-1] + rows)
+        self.rows = self._starts[-1]
+        self._group: tuple[int, Any] | None = None
+
+    def image(self, row: int) -> bytes | None:
+        if not 0 <= row < self.rows:
+            raise LookupError(f"the table has {self.rows:,} rows, and no row {row}")
+        if self._arrow is not None:
+            value = self._arrow.column(self.column)[row]
+        else:
+            group = bisect.bisect_right(self._starts, row) - 1
+            if self._group is None or self._group[0] != group:
+                assert self._parquet is not None
+                self._group = group, self._parquet.read_row_group(group, columns=[self.column]).column(self.column)
+            value = self._group[1][row - self._starts[group]]
+        found = value.as_py()
+        if isinstance(found, dict):
+            content, path = found.get("bytes"), found.get("path")
+            if content is None and path:  # a dataset that was saved without its images
+                content = _read_beside(self.file, path)
+            found = content
+        return found
+
+
+def _read_beside(file: str, path: str) -> bytes:
+    """The image that a table's row names. The table may be anyone's, and what it names must not be any file that this
+    machine can read, nor an address: only what lies below the table's own folder."""
+    folder = os.path.dirname(file)
+    named = path
+    if not is_remote(file) and os.path.isabs(path):
+        named = os.path.relpath(os.path.normpath(path), os.path.abspath(folder))
+    if is_remote(named) or os.path.isabs(named) or ".." in named.split("/"):
+        raise Unreachable(f"its row names {printable(path)}, which is not below the folder of the table"[:200])
+    place = os.path.join(folder, os.path.normpath(named))
+    if (parted := _parted(place)) is not None and not parted[0].lower().endswith(_TAR):
+        raise Unreachable(f"its row names a row of a table, {printable(path)}"[:200])  # perhaps itself
+    return read_elsewhere(place) if is_elsewhere(place) else Path(place).read_bytes()
+
+
+def _read_arrow(source: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_file(source).read_all()
+    except pa.ArrowInvalid:  # as `datasets` saves them
+        source.seek(0)
+        return pa.ipc.open_stream(source).read_all()
+
+
+def _image_column(schema: Any) -> str:
+    import pyarrow as pa
+
+    def holds_bytes(kind: Any) -> bool:
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    fits = [
+        field.name
+        for field in schema
+        if holds_bytes(field.type)
+        or (pa.types.is_struct(field.type) and any(part.name == "bytes" for part in field.type))
+    ]
+    if not fits:
+        names = ", ".join(schema.names[:8])
+        raise PatchlightError(f"has no column of images (bytes, or a struct with bytes); its columns are {names}")
+    return str(min(fits, key=lambda name: _NAMES.index(name.lower()) if name.lower() in _NAMES else len(_NAMES)))
+
+
+@functools.lru_cache(8)
+def _table(file: str, stamp: Stamp | None) -> _Table:
+    return _Table(file)
