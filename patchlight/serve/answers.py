@@ -104,6 +104,7 @@ class FoundSubject(BaseModel):
 class Found(BaseModel):
     decision: Literal["subject", "several", "unsure", "none"]
     confidence: float
+    count: Annotated[int, Field(description="How many subjects there are, though fewer may have been asked for")]
     method: str
     subjects: list[FoundSubject]
     named: Annotated[
@@ -156,6 +157,29 @@ class LabelledShare(BaseModel):
 
 class Classes(Naming):
     classes: list[LabelledShare]
+
+
+class PhotoPrediction(BaseModel):
+    """Of one photo; what was not asked for is null."""
+
+    name: str
+    status: Literal["ok", "error"]
+    reason: Annotated[str | None, Field(description="As `pl.decode` says it, of a photo that cannot be used")] = None
+    detail: str | None = None
+    width: int | None = None
+    height: int | None = None
+    decision: Literal["subject", "several", "unsure", "none"] | None = None
+    confidence: float | None = None
+    boxes: list[FoundSubject] | None = None
+    named: Naming | None = None
+    classes: list[LabelledShare] | None = None
+    features: list[float] | None = None
+
+
+class Predictions(BaseModel):
+    model: str
+    outputs: Literal["boxes", "classes", "features"]
+    predictions: list[PhotoPrediction]
 
 
 class CostsAnswer(BaseModel):

@@ -2,40 +2,27 @@
 
 import asyncio
 import contextlib
-import hashlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from fastapi import APIRouter, FastAPI, Response
 
 from patchlight import __version__
-from patchlight.errors import PatchlightError
-from patchlight.images.decode import ImageError
 from patchlight.serve import answers
 from patchlight.serve.crop_routes import add_crop_routes
-from patchlight.serve.engine import Engine, UnknownModelError
-from patchlight.serve.guard import TOKEN_HEADER, AccessPolicy, Guard, error_body, log_line
+from patchlight.serve.engine import Engine
+from patchlight.serve.guard import TOKEN_HEADER, AccessPolicy, Guard, log_line
+from patchlight.serve.kserve_routes import add_kserve_routes
 from patchlight.serve.look_routes import add_look_routes
+from patchlight.serve.metrics import Metrics, add_metrics
 from patchlight.serve.model_routes import add_model_routes
+from patchlight.serve.page import PREFIX, add_errors, add_page
 from patchlight.serve.photo_routes import add_photo_routes
-from patchlight.serve.photos import UnknownPhotoError
-from patchlight.serve.queues import BusyError
+from patchlight.serve.predict_routes import add_predict_routes
 from patchlight.serve.state import ServerState
 
-WEB = Path(__file__).with_name("web")
-PREFIX = "/api/v1"
+_NO_PAGE = "The page shows what ViTs see, and no ViT is served here. POST photos to /api/v1/predict.\n"
 
-_KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".jpg": "image/jpeg",
-}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": answers.Error, "description": words}
     for status, words in {
@@ -80,10 +67,20 @@ def make_app(
         lifespan=lifespan,
     )
     app.include_router(_routes(state), prefix=PREFIX)
+    kserve = APIRouter(include_in_schema=False)  # its document is the protocol's own
+    add_kserve_routes(kserve, state)
+    app.include_router(kserve)
+    metrics = Metrics(state, PREFIX)
+    add_metrics(app, metrics)
     _add_health(app, state)
-    _add_page(app, "" if access.remote else access.token)
-    _add_errors(app)
-    return Guard(app, access, engine.limits, log)
+
+    def instead() -> str | None:
+        """What stands in the page's place, where there is nothing that it could show."""
+        return _NO_PAGE if engine.ready and not any(served.is_shown for served in engine.models) else None
+
+    add_page(app, "index.html", "" if access.remote else access.token, instead)
+    add_errors(app)
+    return Guard(app, access, engine.limits, log, metrics.count)
 
 
 def _routes(state: ServerState) -> APIRouter:
@@ -92,6 +89,7 @@ def _routes(state: ServerState) -> APIRouter:
     add_photo_routes(api, state)
     add_crop_routes(api, state)
     add_look_routes(api, state)
+    add_predict_routes(api, state)
     return api
 
 
@@ -111,68 +109,3 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
         response.status_code = 503
         response.headers["retry-after"] = "1"
         return answers.Health(status="stopping" if state.stopping else "loading")
-
-
-def _add_page(app: FastAPI, token: str) -> None:
-    """The files of the page, read once: nothing that a client says leads to a path."""
-    files = {
-        str(path.relative_to(WEB).as_posix()): (path.read_bytes(), _KINDS[path.suffix])
-        for path in sorted(WEB.rglob("*"))
-        if path.suffix in _KINDS
-    }
-    page, _ = files.pop("index.html")
-    page = page.replace(b"{token}", token.encode())
-    tags = {name: f'"{hashlib.sha256(content).hexdigest()[:16]}"' for name, (content, _) in files.items()}
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return Response(page, media_type=_KINDS[".html"], headers={"cache-control": "no-store"})
-
-    @app.get("/web/{name:path}", include_in_schema=False)
-    async def web(name: str, request: Request) -> Response:
-        if name not in files:
-            raise HTTPException(404, "there is no such file")
-        content, kind = files[name]
-        headers = {"cache-control": "no-cache", "etag": tags[name]}
-        if request.headers.get("if-none-match") == tags[name]:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=kind, headers=headers)
-
-
-def _add_errors(app: FastAPI) -> None:
-    """Every failure is JSON of one shape."""
-
-    def answer(
-        make: Callable[[Any], Response],
-    ) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
-        async def handler(request: Request, error: Any) -> Response:
-            return make(error)
-
-        return handler
-
-    def failed(status: int, reason: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
-        return JSONResponse(error_body(reason, message), status, headers=dict(headers or {}))
-
-    def invalid(error: RequestValidationError) -> Response:
-        first = error.errors()[0] if error.errors() else {"loc": (), "msg": "not in order"}
-        place = ".".join(str(part) for part in first["loc"] if isinstance(part, str | int))
-        return failed(422, "value", f"{place}: {first['msg']}"[:300])
-
-    def http(error: StarletteHTTPException) -> Response:
-        return failed(error.status_code, _REASONS.get(error.status_code, "request"), str(error.detail), error.headers)
-
-    handlers: dict[type[Exception], Callable[[Any], Response]] = {
-        RequestValidationError: invalid,
-        StarletteHTTPException: http,
-        UnknownPhotoError: lambda error: failed(404, "unknown-photo", str(error)),
-        UnknownModelError: lambda error: failed(404, "unknown-model", str(error)),
-        BusyError: lambda error: failed(503, "busy", str(error), {"retry-after": str(error.retry_after)}),
-        ImageError: lambda error: failed(422, error.reason, error.detail),
-        PatchlightError: lambda error: failed(422, "value", str(error)),
-        Exception: lambda error: failed(500, "internal", "something went wrong here; the log says what"),
-    }
-    for kind, make in handlers.items():
-        app.add_exception_handler(kind, answer(make))
-
-
-_REASONS = {400: "request", 404: "not-found", 405: "method", 415: "media-type", 422: "value"}

@@ -36,12 +36,21 @@ def add_crop_routes(api: APIRouter, state: ServerState) -> None:
         subjects: Annotated[int, Query(ge=0, le=100, description="How many at most; 0: all")] = 1,
     ) -> answers.Found:
         """Where the subjects are, exactly as `patchlight.localize` says."""
-        served, seen = await state.seen(state.photos.get(photo), model, method)
+        kept = state.photos.get(photo)
+        served, seen = await state.seen(kept, model, method, whole=False)
         detector = served.detector(method, DetectorOptions(subjects=subjects or None))
-        (found,) = detector.judge(seen.heat[detector.method][None], [seen.view], seen.output_K[None])
+        patches_hw5 = seen.patches.get(detector.method)
+        (found,) = detector.judge(
+            seen.heat[detector.method][None],
+            [seen.view],
+            seen.output_K[None],
+            None if patches_hw5 is None else patches_hw5[None],
+        )
+        found = detector.by_alpha(found, kept.alpha)
         return answers.Found(
             decision=found.decision,
             confidence=found.confidence,
+            count=found.count,
             method=found.method,
             subjects=[
                 answers.FoundSubject(box=answers.corners(each.box), score=each.score, confidence=each.confidence)

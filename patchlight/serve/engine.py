@@ -17,18 +17,20 @@ from torch import Tensor
 
 from patchlight.config import Size, ViTConfig
 from patchlight.costing import Costs, Latency, costs, measure_latency
+from patchlight.deploy.engines import load_engine
 from patchlight.errors import PatchlightError
-from patchlight.explain.attention import patch_pixels
 from patchlight.explain.rollout import rollout
 from patchlight.explain.shuffling import shuffle_patches, without_positions
 from patchlight.geometry import Box, View
 from patchlight.localizing.detector import Detector, DetectorOptions
-from patchlight.localizing.heat import HeatPass, Method
+from patchlight.localizing.heat import EXPORTED, HeatPass, Method, can_do
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.serve.limits import Limits
 from patchlight.serve.queues import Batches, BusyError
 from patchlight.weights.load import Loaded, load
+
+Outputs = Literal["boxes", "classes", "features"]
 
 
 class UnknownModelError(PatchlightError):
@@ -45,6 +47,8 @@ class Served:
     macs: int
     took: deque[float]
     """Seconds of the latest forward passes of one photo on this machine; the first were to warm up."""
+    exported: Loaded | None = None
+    """Its exported form, which then says what photos show and where; what happens inside, the model does."""
 
     @property
     def latency_ms(self) -> float:
@@ -52,8 +56,17 @@ class Served:
 
     @property
     def vit(self) -> ViT:
-        assert isinstance(self.loaded.model, ViT)
+        """For what the page shows; refused where it is of another family."""
+        if not isinstance(self.loaded.model, ViT):
+            raise PatchlightError(
+                f"{self.name} is a {type(self.loaded.model).__name__}, and this is of ViTs; /api/v1/predict takes all"
+            )
         return self.loaded.model
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the page takes it."""
+        return isinstance(self.loaded.model, ViT)
 
     @property
     def config(self) -> ViTConfig:
@@ -61,6 +74,17 @@ class Served:
 
     def detector(self, method: str = "auto", options: DetectorOptions | None = None) -> Detector:
         return Detector.of(self.loaded, method, options)
+
+    def answering(self, method: Method) -> Loaded:
+        """The form of it that answers by this method."""
+        return self.loaded if self.exported is None or not can_do(self.exported, method) else self.exported
+
+    def giving(self, output: str | None, shape: Sequence[int]) -> Loaded:
+        """The form of it that gives this of images of a shape; one that a client chose may not have been exported."""
+        engine = None if self.exported is None else self.exported.engine
+        if self.exported is None or engine is None or output not in engine.outputs or not engine.accepts(shape):
+            return self.loaded
+        return self.exported
 
     @property
     def names_classes(self) -> bool:
@@ -72,7 +96,7 @@ class Served:
 
     @property
     def on_cpu(self) -> bool:
-        return self.vit.norm.weight.device.type == "cpu"
+        return self.loaded.device.type == "cpu"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,17 +108,26 @@ class Seen:
     num_prefix: int
     patch_size: tuple[float, float]
     layers: tuple[Heads, ...]
-    """The queries and keys of every block, a batch of one; values and outputs are not kept."""
+    """The queries and keys of every block, a batch of one; values and outputs are not kept. None of an answer by its
+    exported form alone, see `Seen.whole`."""
     tokens_ND: Tensor
     output_K: Tensor
     """Logits, or features of a model without classes."""
     heat: dict[Method, Tensor] = field(default_factory=dict)
     """By method: heat_hw."""
+    patches: dict[Method, Tensor] = field(default_factory=dict)
+    """By method: what the patches say of their objects, patches_hw5, where they do (see `HeatPass.patch_boxes`)."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether what happened inside the model was looked at, too."""
+        return bool(self.layers)
 
     @functools.cached_property
     def nbytes(self) -> int:
         heads = (tensor for layer in self.layers for tensor in (layer.q_BANE, layer.k_BANE, layer.mask))
         tensors = [*(each for each in heads if each is not None), self.tokens_ND, self.output_K, *self.heat.values()]
+        tensors += self.patches.values()
         return sum(tensor.nbytes for tensor in tensors)
 
     @property
@@ -109,6 +142,15 @@ class _Look:
     model: int
     method: Method
     shape: tuple[int, ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    model: int
+    outputs: Outputs | Literal["logits"]
+    shape: tuple[int, ...]
+    subjects: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +164,17 @@ class _Other:
 class Engine:
     """Loads in the background, and then answers one batch after the other."""
 
-    def __init__(self, sources: Sequence[str], *, device: str = "cpu", limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        exported: Sequence[str | Path] = (),
+        device: str = "cpu",
+        limits: Limits | None = None,
+    ) -> None:
+        """`exported`: folders of the exported forms of some of these models."""
         self.sources = tuple(sources)
+        self.exported = tuple(exported)
         self.limits = limits or Limits()
         self.device = device
         self.models: tuple[Served, ...] = ()
@@ -143,18 +194,22 @@ class Engine:
 
     def _load(self) -> None:
         try:
+            exported = [load_engine(folder).loaded for folder in self.exported]
             for number, source in enumerate(self.sources):
                 if self._closing:
                     return
                 loaded = load(source, device=self.device)
-                if not isinstance(loaded.model, ViT):
-                    kind = type(loaded.model).__name__
-                    raise PatchlightError(f"{source}: is a {kind}, and the page shows ViTs; `patchlight crop` takes it")
                 loaded.preprocess.check_channels()
                 macs = _counted(loaded.config).macs
-                took = deque(_warm_up(loaded), maxlen=31)
+                own = next((each for each in exported if _is_of(each, loaded)), None)
+                if own is not None:
+                    exported.remove(own)
+                    _check_exported(own, loaded)
+                if number == len(self.sources) - 1:
+                    _refuse_others(exported)
+                took = deque(_warm_up(loaded, own), maxlen=31)
                 name = Path(source).name if Path(source).exists() else source  # a path is nobody's business
-                self.models = (*self.models, Served(number, name, loaded, macs, took))
+                self.models = (*self.models, Served(number, name, loaded, macs, took, own))
         except Exception as error:  # told by whoever waits
             self.failure = error
         finally:
@@ -181,6 +236,17 @@ class Engine:
             raise UnknownModelError(f"there is no model {number}; /api/v1/models lists those that are served")
         return self.models[number]
 
+    def named(self, text: str) -> Served:
+        """By its number or name."""
+        if text.isascii() and text.isdecimal():
+            return self.model(int(text[:9]))
+        self.model(0)  # says so while it is being loaded
+        for served in self.models:
+            if served.name == text:
+                return served
+        names = ", ".join(served.name for served in self.models)
+        raise UnknownModelError(f"there is no model {text!r:.60}; {names} is served")
+
     # What is kept
 
     def known(self, photo: str, model: int) -> Seen | None:
@@ -193,7 +259,8 @@ class Engine:
         """Keep it as long as there is room, with the maps that other passes gave; what is kept."""
         before = self._seen.pop((photo, model), None)
         if before is not None:
-            seen = dataclasses.replace(before, heat=before.heat | seen.heat)
+            heat, patches = before.heat | seen.heat, before.patches | seen.patches
+            seen = dataclasses.replace(before if before.whole else seen, heat=heat, patches=patches)
         self._seen[photo, model] = seen
         total = sum(each.nbytes for each in self._seen.values())
         while len(self._seen) > 1 and total > self.limits.seen_bytes:
@@ -206,9 +273,24 @@ class Engine:
 
     # What is asked of the model's thread
 
-    def look(self, served: Served, image_CHW: Tensor, view: View, method: Method) -> "Future[Seen]":
-        """A future `Seen` with the heat of this method."""
-        return self.batches.submit(_Look(served.number, method, tuple(image_CHW.shape)), (image_CHW, view))
+    def look(
+        self, served: Served, image_CHW: Tensor, view: View, method: Method, *, whole: bool = True
+    ) -> "Future[Seen]":
+        """A future `Seen` with the heat of this method, and if `whole` what happened inside the model."""
+        return self.batches.submit(_Look(served.number, method, tuple(image_CHW.shape), whole), (image_CHW, view))
+
+    def predict(
+        self,
+        served: Served,
+        outputs: Outputs | Literal["logits"],
+        image_CHW: Tensor,
+        view: View | None = None,
+        subjects: int = 1,
+    ) -> "Future[Any]":
+        """A future `Localization`, with a view; logits_K; or features_D."""
+        wanted: Outputs | Literal["logits"] = "logits" if outputs == "classes" else outputs
+        key = _Prediction(served.number, wanted, tuple(image_CHW.shape), subjects if wanted == "boxes" else 0)
+        return self.batches.submit(key, (image_CHW, view))
 
     def rollout(self, served: Served, image_CHW: Tensor) -> "Future[Tensor]":
         """A future heat_hw."""
@@ -228,7 +310,9 @@ class Engine:
 
     def _run(self, key: Hashable, items: Sequence[Any]) -> Sequence[Any]:
         if isinstance(key, _Look):
-            return self._look(self.models[key.model], key.method, items)
+            return self._look(self.models[key.model], key.method, items, whole=key.whole)
+        if isinstance(key, _Prediction):
+            return self._predict(self.models[key.model], key, items)
         assert isinstance(key, _Other)
         match key.what:
             case "rollout":
@@ -241,19 +325,80 @@ class Engine:
             case "latency":
                 return [measure_latency(config, device=self.device, seconds=0.25) for config in items]
 
-    def _look(self, served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) -> list[Seen]:
+    def _look(
+        self, served: Served, method: Method, items: Sequence[tuple[Tensor, View]], *, whole: bool = True
+    ) -> list[Seen]:
         if served.on_cpu:
             # One after the other is no slower on a CPU, and every photo gets the answer that it gets alone, bit by bit.
-            return [self._alone(served, method, item) for item in items]
+            return [self._alone(served, method, item, whole=whole) for item in items]
         # An accelerator takes the same time for a full batch, and with one size for all there is one kernel for all.
         filled = [*items, *([items[0]] * (self.limits.batch - len(items)))]
         return _pass(served, method, filled)[: len(items)]
 
-    def _alone(self, served: Served, method: Method, item: tuple[Tensor, View]) -> Seen:
+    def _predict(self, served: Served, key: _Prediction, items: Sequence[tuple[Tensor, View | None]]) -> list[Any]:
+        """In batches as `_look`."""
+        if served.on_cpu:
+            return [_predicted_alone(served, key, item) for item in items]
+        filled = [*items, *([items[0]] * (self.limits.batch - len(items)))]
+        return _predicted(served, key, filled)[: len(items)]
+
+    def _alone(self, served: Served, method: Method, item: tuple[Tensor, View], *, whole: bool) -> Seen:
         start = time.perf_counter()
+        if served.answering(method).engine is not None:
+            answer = _answer(served, method, *item)
+            if not whole:
+                served.took.append(time.perf_counter() - start)
+                return answer
+            (inside,) = _pass(served, method, [item])
+            return dataclasses.replace(inside, output_K=answer.output_K, heat=answer.heat, patches=answer.patches)
         (seen,) = _pass(served, method, [item])
         served.took.append(time.perf_counter() - start)
         return seen
+
+
+def _is_of(exported: Loaded, loaded: Loaded) -> bool:
+    """Whether this is the exported form of that model."""
+    return exported.provenance.sha256 == loaded.provenance.sha256 and exported.config == loaded.config
+
+
+def _check_exported(exported: Loaded, loaded: Loaded) -> None:
+    """Refuse what cannot answer in the model's stead."""
+    assert exported.engine is not None
+    if loaded.device.type != "cpu":
+        raise PatchlightError(f"{exported.engine.folder}: exported models run on the CPU; add --device cpu")
+    Detector.of(exported)
+    if loaded.config.num_classes:
+        exported.check_outputs("logits")
+
+
+def _refuse_others(exported: Sequence[Loaded]) -> None:
+    """What is no form of any model that is served."""
+    for each in exported:
+        assert each.engine is not None
+        raise PatchlightError(
+            f"{each.engine.folder}: was exported from {each.provenance.source}, and from no model that is served (or "
+            "twice); add that as --model, or leave this --engine out"
+        )
+
+
+def _answer(served: Served, method: Method, image_CHW: Tensor, view: View) -> Seen:
+    """What the exported form of a model says of a photo."""
+    loaded = served.answering(method)
+    seen = HeatPass(loaded, image_CHW[None], [method])
+    heat_hw, patches_Bhw5 = seen.heat(method)[0], seen.patch_boxes(method)
+    given = {} if loaded.engine is None else loaded.engine.outputs
+    output_BK = seen.logits() if "logits" in given else torch.empty(1, 0)
+    return Seen(
+        view=view,
+        grid=(heat_hw.shape[0], heat_hw.shape[1]),
+        num_prefix=served.config.num_prefix,
+        patch_size=served.config.patch_pixels(view.model_size),
+        layers=(),
+        tokens_ND=torch.empty(0),
+        output_K=output_BK[0],
+        heat={method: heat_hw},
+        patches={} if patches_Bhw5 is None else {method: patches_Bhw5[0]},
+    )
 
 
 @torch.inference_mode()
@@ -267,6 +412,8 @@ def _pass(served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) 
 
     looks = HeatPass(served.loaded, torch.stack([image_CHW for image_CHW, _ in items]), [method], keep)
     heat_Bhw = looks.heat(method).float().cpu()
+    patches_Bhw5 = looks.patch_boxes(method)
+    patches_Bhw5 = None if patches_Bhw5 is None else patches_Bhw5.float().cpu()
     output_BK = looks.logits().float().cpu()
     assert looks.tokens_BND is not None
     tokens_BND = looks.tokens_BND.float().cpu()
@@ -276,7 +423,7 @@ def _pass(served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) 
             view=view,
             grid=looks.geometry.grid,
             num_prefix=looks.geometry.num_prefix,
-            patch_size=patch_pixels(served.config, view.model_size),
+            patch_size=served.config.patch_pixels(view.model_size),
             # Copies, or the whole batch would stay as long as one photo of it.
             layers=tuple(
                 Heads(
@@ -291,9 +438,28 @@ def _pass(served: Served, method: Method, items: Sequence[tuple[Tensor, View]]) 
             tokens_ND=tokens_BND[index].clone(),
             output_K=output_BK[index].clone(),
             heat={method: heat_Bhw[index].clone()},
+            patches={} if patches_Bhw5 is None else {method: patches_Bhw5[index].clone()},
         )
         for index, (_, view) in enumerate(items)
     ]
+
+
+@torch.inference_mode()
+def _predicted(served: Served, key: _Prediction, items: Sequence[tuple[Tensor, View | None]]) -> list[Any]:
+    image_BCHW = torch.stack([image_CHW for image_CHW, _ in items])
+    if key.outputs == "boxes":
+        detector = served.detector(options=DetectorOptions(subjects=key.subjects or None))
+        detector = dataclasses.replace(detector, loaded=served.giving(EXPORTED.get(detector.method), image_BCHW.shape))
+        return detector.look(image_BCHW, [view for _, view in items if view is not None])
+    output: Literal["logits", "features"] = "features" if key.outputs == "features" else "logits"
+    return list(served.giving(output, image_BCHW.shape).answer(image_BCHW, output))
+
+
+def _predicted_alone(served: Served, key: _Prediction, item: tuple[Tensor, View | None]) -> Any:
+    start = time.perf_counter()
+    (said,) = _predicted(served, key, [item])
+    served.took.append(time.perf_counter() - start)
+    return said
 
 
 @functools.lru_cache(256)
@@ -310,7 +476,7 @@ def _shuffled(vit: ViT, image_CHW: Tensor, order_P: Tensor) -> Tensor:
     return torch.cat([model(image) for model in models for image in images]).float().cpu()
 
 
-def _warm_up(loaded: Loaded, times: int = 5) -> list[float]:
+def _warm_up(loaded: Loaded, exported: Loaded | None, times: int = 5) -> list[float]:
     """Seconds of a few forward passes of one photo; the first of all, which takes longer, is left out."""
     weight, took = loaded.model.norm.weight, []
     image_1CHW = torch.zeros(
@@ -319,6 +485,9 @@ def _warm_up(loaded: Loaded, times: int = 5) -> list[float]:
     with torch.inference_mode():
         for _ in range(times + 1):
             start = time.perf_counter()
-            loaded.model(image_1CHW)[0].sum().item()
+            if exported is not None and exported.engine is not None:
+                exported.engine(image_1CHW.numpy())
+            else:
+                loaded.model(image_1CHW)[0].sum().item()
             took.append(time.perf_counter() - start)
     return took[1:]

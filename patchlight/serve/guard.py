@@ -84,11 +84,13 @@ class Guard:
         access: AccessPolicy,
         limits: Limits,
         log: Callable[[Mapping[str, Any]], None] = log_line,
+        count: Callable[[Scope, int, float], None] = lambda scope, status, seconds: None,
     ) -> None:
         self.app = app
         self.access = access
         self.limits = limits
         self.log = log
+        self.count = count
         self._inside = 0
         self._uploads = asyncio.Semaphore(limits.uploads)
 
@@ -136,6 +138,7 @@ class Guard:
         finally:
             self._inside -= 1
             if not healthy:
+                self.count(scope, status, time.perf_counter() - start)
                 took = round(1000 * (time.perf_counter() - start), 1)
                 request = {"method": scope["method"], "path": scope["path"][:200], "status": status}
                 self.log({"time": round(time.time(), 3), **request, "ms": took, "bytes": sent, **facts})
@@ -165,7 +168,7 @@ class Guard:
         if host not in self.access.hosts:
             raise RefusedError(421, "host", "unknown host name; use the address that the server printed")
         origin, site = one(b"origin"), one(b"sec-fetch-site")
-        is_api = scope["path"].startswith("/api/")
+        is_api = scope["path"].startswith(("/api/", "/v2", "/metrics"))
         ours = origin is None or origin == f"{scope.get('scheme', 'http')}://{host}"
         if is_api and (not ours or site not in (None, "same-origin", "none")):
             raise RefusedError(403, "origin", "other pages may not use this API")
@@ -173,7 +176,10 @@ class Guard:
         if unsafe and not ours:
             raise RefusedError(403, "origin", "other pages may not send anything here")
         if unsafe or (is_api and self.access.remote):
-            given = headers.get(TOKEN_HEADER.encode(), [b""])[0]
+            bearer = headers.get(b"authorization", [b""])[0].partition(b"Bearer ")[
+                2
+            ]  # as Prometheus and others send it
+            given = headers.get(TOKEN_HEADER.encode(), [bearer])[0]
             if not secrets.compare_digest(given, self.access.token.encode()):
                 raise RefusedError(
                     401, "token", f"send the token that the server printed, as the header {TOKEN_HEADER}"
@@ -240,7 +246,12 @@ class _Body:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "POST" and scope["path"] == "/api/v1/photos"
+    """Of photos, or of tensors that are as large."""
+    path = scope["path"]
+    takes_photos = path in ("/api/v1/photos", "/api/v1/predict") or (
+        path.startswith("/v2/") and path.endswith("/infer")
+    )
+    return scope["method"] == "POST" and takes_photos
 
 
 async def _refuse(refused: RefusedError, send: Send, body: _Body) -> None:

@@ -11,6 +11,7 @@ class Limits:
 
     upload_bytes: int = 64 * MiB  # of one photo, its multipart frame included
     body_bytes: int = MiB // 4  # of any other request
+    predicted: int = 32  # photos or images in one request for predictions; together no larger than one upload
     pixels: int = 100_000_000  # of one photo
     uploads: int = 8  # read at the same time; others wait, unread
     requests: int = 256  # at the same time; past them 503

@@ -74,7 +74,7 @@ def add_look_routes(api: APIRouter, state: ServerState) -> None:
     async def rollout(photo: answers.PhotoId, model: answers.Number = 0) -> answers.HeatMap:
         """Attention followed through all blocks, exactly as `patchlight.explain.rollout` says."""
         kept = state.photos.get(photo)
-        served, seen = await state.seen(kept, model)
+        served, seen = await state.seen(kept, model, whole=False)
         image_CHW, _ = await state.prepared(kept, served)
         return answers.heat_map(seen, await asyncio.wrap_future(engine.rollout(served, image_CHW)))
 
@@ -84,7 +84,7 @@ def add_look_routes(api: APIRouter, state: ServerState) -> None:
     ) -> answers.Classes:
         """The likeliest classes, by a model that names them."""
         engine.model(model).loaded.check_names_classes()
-        served, seen = await state.seen(state.photos.get(photo), model)
+        served, seen = await state.seen(state.photos.get(photo), model, whole=False)
         named = likeliest(served.loaded, seen.output_K).named
         about = {} if named is None else named.to_dict()
         return answers.Classes(classes=_classes(served.loaded, seen.output_K, top), **about)
@@ -98,7 +98,7 @@ def add_look_routes(api: APIRouter, state: ServerState) -> None:
     ) -> answers.Shuffled:
         """What the model says of the photo with its patches in another order, with and without positions."""
         kept = state.photos.get(photo)
-        served, seen = await state.seen(kept, model)
+        served, seen = await state.seen(kept, model, whole=False)
         image_CHW, _ = await state.prepared(kept, served)
         order_P = shuffled_order(math.prod(seen.grid), seed)
         said_4K = await asyncio.wrap_future(engine.shuffle(served, image_CHW, order_P))

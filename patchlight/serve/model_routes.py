@@ -19,8 +19,8 @@ def add_model_routes(api: APIRouter, state: ServerState) -> None:
 
     @api.get("/models")
     async def models() -> answers.Models:
-        """The models that are served; empty until they are loaded."""
-        served = engine.models if engine.ready else ()
+        """The ViTs that are served; empty until they are loaded. Models of other families are for /predict."""
+        served = [each for each in engine.models if each.is_shown] if engine.ready else []
         return answers.Models(ready=engine.ready, models=[_info(each) for each in served], version=__version__)
 
     @api.get("/models/{model}/positions", response_class=Response, responses=answers.BINARY)

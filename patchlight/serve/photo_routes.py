@@ -44,7 +44,13 @@ def add_photo_routes(api: APIRouter, state: ServerState) -> None:
             content, name = await part.read(), plain_name(part.filename)
         decoded = await state.work(read, content, served.loaded.preprocess, max_pixels=limits.pixels)
         height, width = decoded.source_size
-        photo = Photo(content=content, name=name, size=(height, width), format=decoded.format or "image")
+        photo = Photo(
+            content=content,
+            name=name,
+            size=(height, width),
+            format=decoded.format or "image",
+            alpha=decoded.alpha,
+        )
         photo.prepared[0] = await state.work(served.loaded.preprocess, decoded)
         state.add(photo)
         return _photo_info(photo)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Size, View
+from patchlight.images.decode import Alpha
 from patchlight.serve.limits import Limits
 
 
@@ -26,6 +27,8 @@ class Photo:
     size: Size
     """(height, width), upright."""
     format: str
+    alpha: Alpha | None = None
+    """Of one with a transparent background."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """Nobody guesses it, and no photo can be asked for without."""
     prepared: dict[int, tuple[Tensor, View]] = field(default_factory=dict)
@@ -76,7 +79,7 @@ def plain_name(given: str | None) -> str:
     """What a client calls a file, as one short line without folders."""
     name = re.split(r"[/\\]", given or "")[-1]
     name = "".join(letter if letter.isprintable() else "_" for letter in name).strip(" .")
-    return name[-120:] or "photo"
+    return (name if len(name) <= 120 else f"{name[:79]}…{name[-40:]}") or "photo"
 
 
 def crop_stem(name: str) -> str:

@@ -9,16 +9,19 @@ import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import uvicorn
 
+from patchlight.batch.again import FinishedRun
 from patchlight.errors import PatchlightError
 from patchlight.serve.app import make_app
 from patchlight.serve.engine import Engine
-from patchlight.serve.guard import AccessPolicy
+from patchlight.serve.guard import AccessPolicy, Guard
 from patchlight.serve.limits import Limits
+from patchlight.serve.review import Review, make_review_app
 from patchlight.signals import STOPPING
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -82,20 +85,79 @@ def serve(
     models: Sequence[str],
     address: Address,
     *,
+    exported: Sequence[str | Path] = (),
     device: str = "cpu",
     open_page: bool = True,
     limits: Limits | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Serve until SIGINT or SIGTERM asks for an end; requests under way are finished first."""
+    """Serve until SIGINT or SIGTERM asks for an end; requests under way are finished first. `exported`: folders of the
+    exported forms of some of the models."""
     listening = listen(address)
     # The other cores read photos, cut crops and show the page; threads that wait for each other on busy cores are slow.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    engine = Engine(models, exported=exported, device=device, limits=limits)
+    server = _server(lambda access: make_app(engine, access), listening, address, tell, open_page=open_page)
+
+    def watch() -> None:
+        """A model that cannot be loaded ends the server."""
+        try:
+            engine.wait()
+        except Exception:
+            server.should_exit = True
+
+    threading.Thread(target=watch, daemon=True).start()
+    server.run(sockets=[listening])
+    if not engine.close():
+        # A thread that is still at work in torch when Python takes itself apart aborts the process (exit code 134).
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    if isinstance(engine.failure, PatchlightError):
+        raise engine.failure
+    if engine.failure is not None:
+        raise PatchlightError(
+            f"the model could not be loaded ({type(engine.failure).__name__}: {engine.failure!s:.200})"
+        )
+
+
+def review(
+    folder: Path,
+    address: Address,
+    *,
+    model: str | None = None,
+    open_page: bool = True,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Serve the page on which a run's finds are corrected, until SIGINT or SIGTERM asks for an end."""
+    reviewed = Review(FinishedRun(folder, model))
+    try:
+        listening = listen(address)
+        server = _server(
+            lambda access: make_review_app(reviewed, access), listening, address, tell, open_page=open_page
+        )
+        server.run(sockets=[listening])
+    finally:
+        reviewed.follower.close()
+    if reviewed.follower.trouble is not None:
+        raise PatchlightError(
+            f"{reviewed.follower.trouble}; the corrections are safe, and `patchlight crop` follows them when it can"
+        )
+
+
+def _server(
+    make: Callable[[AccessPolicy], Guard],
+    listening: socket.socket,
+    address: Address,
+    tell: Callable[[str], None],
+    *,
+    open_page: bool,
+) -> uvicorn.Server:
+    """A server that is told of signals, for this socket; the page is opened where that is wanted."""
     port = listening.getsockname()[1]
     access = access_policy(address, port)
-    engine = Engine(models, device=device, limits=limits)
     config = uvicorn.Config(
-        make_app(engine, access),
+        make(access),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -118,25 +180,6 @@ def serve(
     if not access.remote:
         tell(f"token for the API: {access.token}")
 
-    def watch() -> None:
-        """A model that cannot be loaded ends the server."""
-        try:
-            engine.wait()
-        except Exception:
-            server.should_exit = True
-
     if open_page and sys.stdout.isatty():
         threading.Thread(target=lambda: webbrowser.open(url), daemon=True).start()
-    threading.Thread(target=watch, daemon=True).start()
-    server.run(sockets=[listening])
-    if not engine.close():
-        # A thread that is still at work in torch when Python takes itself apart aborts the process (exit code 134).
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    if isinstance(engine.failure, PatchlightError):
-        raise engine.failure
-    if engine.failure is not None:
-        raise PatchlightError(
-            f"the model could not be loaded ({type(engine.failure).__name__}: {engine.failure!s:.200})"
-        )
+    return server

@@ -29,7 +29,7 @@ class ServerState:
         self.photos = Photos(engine.limits)
         self.workers = Workers(workers, limit=engine.limits.waiting_work)
         self.stopping = False
-        self._under_way: dict[tuple[str, int, Method], asyncio.Task[Seen]] = {}
+        self._under_way: dict[tuple[str, int, Method, bool], asyncio.Task[Seen]] = {}
         self._timed: dict[ViTConfig, float] = {}
 
     def close(self) -> None:
@@ -50,23 +50,26 @@ class ServerState:
             ready = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
         return ready
 
-    async def seen(self, photo: Photo, number: int, method: str = "auto") -> tuple[Served, Seen]:
-        """What the model did with the photo; one forward pass, however many ask for it."""
+    async def seen(self, photo: Photo, number: int, method: str = "auto", *, whole: bool = True) -> tuple[Served, Seen]:
+        """What the model did with the photo; one forward pass, however many ask for it. Not `whole`: its answer will
+        do, which an exported form of it can give."""
         served = self.engine.model(number)
+        assert served.vit  # or it is refused
         used = served.detector(method).method
+        whole = whole or served.answering(used).engine is None
         known = self.engine.known(photo.id, number)
-        if known is not None and used in known.heat:
+        if known is not None and used in known.heat and (known.whole or not whole):
             return served, known
-        key = (photo.id, number, used)
+        key = (photo.id, number, used, whole)
         if key not in self._under_way:
-            task = asyncio.create_task(self._look(photo, served, used))
+            task = asyncio.create_task(self._look(photo, served, used, whole=whole))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return served, await asyncio.shield(self._under_way[key])
 
-    async def _look(self, photo: Photo, served: Served, method: Method) -> Seen:
+    async def _look(self, photo: Photo, served: Served, method: Method, *, whole: bool) -> Seen:
         image_CHW, view = await self.prepared(photo, served)
-        seen = await asyncio.wrap_future(self.engine.look(served, image_CHW, view, method))
+        seen = await asyncio.wrap_future(self.engine.look(served, image_CHW, view, method, whole=whole))
         return self.engine.keep(photo.id, served.number, seen)
 
     async def latency(self, served: Served, config: ViTConfig, macs: int) -> float | None:

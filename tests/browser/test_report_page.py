@@ -43,7 +43,7 @@ def page(browser: Any) -> Iterator[Any]:
 def ok_row(path: str, decision: str, confidence: float, *, size: tuple[int, int] = (400, 300)) -> dict[str, Any]:
     levels = np.arange(256, dtype=np.uint8)
     return {
-        "version": 4,
+        "version": 5,
         "path": path,
         "status": "ok",
         "reason": None,

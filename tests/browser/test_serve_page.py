@@ -183,7 +183,8 @@ def test_a_patch_shows_where_it_attends(page: Any, loaded: pl.Loaded) -> None:
         return pl.attention(loaded, image_CHW[None], layer, query).heat()[0, 0, :, 0]  # (head, row, column)
 
     point_at(page, 5, 7, click=True)
-    assert page.evaluate("document.querySelector('#stage .heat').dataset.query") == "patch 5,7 11 mean"
+    last = loaded.config.depth - 1
+    assert page.evaluate("document.querySelector('#stage .heat').dataset.query") == f"patch 5,7 {last} mean"
     wanted = expected(-1, (5, 7))
     np.testing.assert_allclose(heat(page), wanted.mean(0).flatten(), atol=1e-6)
     # The pixels that are seen say the same: brighter where there is more.
@@ -337,18 +338,26 @@ def test_several_photos_become_a_gallery_with_an_archive(page: Any, tmp_path: Pa
     bad, hostile = tmp_path / "bad.jpg", tmp_path / "<img src=x onerror=alert(1)>.jpg"
     bad.write_bytes(b"no photo at all")
     Image.effect_noise((320, 200), 80).convert("RGB").save(hostile)
-    drop(page, DEMO / "coffee.png", bad, DEMO / "rocket.jpg", hostile)
-    wait_until(page, "document.querySelectorAll('.card .state .dot').length === 3")
-    wait_until(page, "document.querySelectorAll('.card .small img').length === 3")
+    empty = tmp_path / ("e" * 70 + "0001.png")
+    Image.new("RGB", (300, 200), "grey").save(empty)
+    drop(page, DEMO / "coffee.png", bad, DEMO / "rocket.jpg", hostile, empty)
+    wait_until(page, "document.querySelectorAll('.card .state .dot').length === 4")
+    wait_until(page, "document.querySelectorAll('.card .small img').length === 4")
     cards = page.locator(".card .name").all_text_contents()
-    assert cards == ["coffee.png", "bad.jpg", "rocket.jpg", hostile.name]
+    assert cards == ["coffee.png", "bad.jpg", "rocket.jpg", hostile.name, empty.name]
+    # The middle of a long name gives way, and not its end.
+    shown = page.locator(".card .name").nth(4)
+    end, whole = shown.locator(".end").bounding_box(), shown.bounding_box()
+    assert shown.locator(".end").text_content().endswith("0001.png")
+    assert end["x"] + end["width"] <= whole["x"] + whole["width"] + 1
     assert "not-an-image" in page.locator(".card.bad .state").text_content()
     assert page.locator("#cards img[src=x]").count() == 0
     with page.expect_download() as download:
         page.click("#zip")
     with zipfile.ZipFile(download.value.path()) as archive:
         assert archive.namelist()[:2] == ["coffee.png", "rocket.jpg"]
-        assert len(archive.namelist()) == 3
+        assert empty.name not in archive.namelist(), "nothing stands out there"
+        assert len(archive.namelist()) == page.locator(".card .state .dot:not(.none)").count()
         with Image.open(io.BytesIO(archive.read("coffee.png"))) as crop:
             assert crop.width < 600
     page.locator(".card .open").nth(2).click()
@@ -357,7 +366,16 @@ def test_several_photos_become_a_gallery_with_an_archive(page: Any, tmp_path: Pa
     page.locator(".away").nth(2).focus()
     page.keyboard.press("Enter")
     wait_until(page, "document.querySelector('.card.now .name')?.textContent === 'coffee.png'")
-    assert page.locator(".card").count() == 3
+    assert page.locator(".card").count() == 4
+    # What somebody has drawn on the empty one is cut.
+    page.locator(".card .open").nth(3).click()
+    wait_until(page, "document.querySelector('.card.now .name')?.textContent.startsWith('eee')")
+    page.focus(".box")
+    page.keyboard.press("ArrowRight")
+    with page.expect_download() as download:
+        page.click("#zip")
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert empty.name in archive.namelist()
 
 
 def test_a_photo_can_be_pasted_or_picked(page: Any) -> None:

@@ -68,6 +68,10 @@ export async function post(path, body) {
   return ask(address(path), {method: "POST", body: JSON.stringify(body), headers: {"content-type": "application/json"}});
 }
 
+export async function put(path, body) {
+  return (await ask(address(path), {method: "PUT", body: JSON.stringify(body), headers: {"content-type": "application/json"}})).json();
+}
+
 export async function send(file) {
   const form = new FormData();
   form.append("photo", file, file.name || "photo");

@@ -17,7 +17,7 @@ class Side {
     this.model = null;
     this.stage = new Stage(name + " look at the photo", (row, column) => tab.pointed(this, row, column));
     this.models = el("select", {"aria-label": name + ": model", onchange: () => {
-      this.model = tab.app.models[Number(this.models.value)];
+      this.model = tab.app.models.find((model) => model.number === Number(this.models.value));
       this.fill();
       this.load();
     }});

@@ -33,6 +33,12 @@ export function short(value) {
 const ODD = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
 export const readable = (text) => text.replace(ODD, (odd) => "\\u" + odd.codePointAt(0).toString(16).padStart(4, "0"));
 
+// A file's name whose middle gives way where there is no room, since names mostly differ at their ends.
+export function nameOf(name) {
+  const text = readable(name), end = Math.max(Math.ceil(text.length / 2), text.length - 12);
+  return el("span", {class: "name", title: text}, el("span", {class: "start", text: text.slice(0, end)}), el("span", {class: "end", text: text.slice(end)}));
+}
+
 export function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
 }

@@ -1,7 +1,7 @@
 // All photos of this visit, and their crops in one archive.
 
 import * as api from "./api.js";
-import {byId, css, el, howSure, number, readable, save} from "./dom.js";
+import {byId, css, el, howSure, nameOf, number, readable, save} from "./dom.js";
 
 const LABELS = {subject: "Subject", several: "Several", unsure: "Unsure", none: "Nothing"};
 
@@ -14,17 +14,17 @@ export class Gallery {
   add(photo) {
     photo.card = el("div", {class: "card", role: "listitem"},
       el("button", {type: "button", class: "open", onclick: () => this.app.choose(photo)},
-        el("span", {class: "thumb"}), el("span", {class: "name", text: readable(photo.name)}), el("span", {class: "state", text: "Waiting…"})),
+        el("span", {class: "thumb"}), nameOf(photo.name), el("span", {class: "state", text: "Waiting…"})),
       el("button", {type: "button", class: "away", "aria-label": "Remove " + readable(photo.name), text: "×", onclick: () => this.app.remove(photo)}));
     byId("cards").append(photo.card);
     this.count();
   }
 
   count() {
-    const {photos} = this.app, good = photos.filter((photo) => photo.found);
+    const {photos} = this.app, crops = this.orders().length;
     byId("count").textContent = photos.length === 1 ? "1 photo" : `${number(photos.length)} photos`;
-    byId("zip").disabled = good.length === 0;
-    byId("zip").textContent = good.length > 1 ? `Download ${good.length} crops (zip)` : "Download crops (zip)";
+    byId("zip").disabled = crops === 0;
+    byId("zip").textContent = crops > 1 ? `Download ${number(crops)} crops (zip)` : "Download crops (zip)";
   }
 
   draw(photo) {
@@ -47,9 +47,19 @@ export class Gallery {
     this.count();
   }
 
+  // The boxes as they are now, of all subjects where all are looked for; nothing of a photo on which nothing stands out,
+  // unless somebody has drawn there what to cut.
+  orders() {
+    return this.app.photos.filter((photo) => photo.found && (photo.found.decision !== "none" || photo.touched)).flatMap((photo) => {
+      const {id, box, margin, aspect, found, chosen} = photo;
+      const others = found.subjects.filter((_, place) => place !== chosen);
+      const further = [...others].sort((one, other) => other.confidence - one.confidence).slice(0, Math.max(0, found.count - 1));
+      return [box, ...others.filter((each) => further.includes(each)).map((each) => each.box)].map((each) => ({photo: id, box: each, margin, aspect}));
+    });
+  }
+
   async zip() {
-    const button = byId("zip"), crops = this.app.photos.filter((photo) => photo.found)
-      .map(({id, box, margin, aspect}) => ({photo: id, box, margin, aspect}));
+    const button = byId("zip"), crops = this.orders();
     button.disabled = true;
     try {
       for (let start = 0, part = 1; start < crops.length; start += 100, part++) {

@@ -238,7 +238,7 @@ for (const name of names) {
   });
 }
 byId("model").addEventListener("change", async (event) => {
-  app.model = app.models[Number(event.target.value)];
+  app.model = app.models.find((model) => model.number === Number(event.target.value));
   app.tellReady();
   if (!app.current) return;
   try {

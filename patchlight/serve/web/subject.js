@@ -42,6 +42,7 @@ export class SubjectTab {
     this.reset = el("button", {type: "button", class: "plain", text: "Undo changes", hidden: true, onclick: () => {
       const photo = this.app.current;
       photo.box = [...photo.found.subjects[photo.chosen].box];
+      photo.touched = false;
       this.changed();
     }});
     byId("panel-subject").append(this.verdict,
@@ -66,6 +67,7 @@ export class SubjectTab {
     if (photo.found && photo.found.wanted === wanted) return;
     photo.found = {...found, wanted};
     photo.chosen = 0;
+    photo.touched = false;
     photo.box = found.subjects.length ? [...found.subjects[0].box] : [0.25, 0.25, 0.75, 0.75].map((share, i) => share * (i % 2 ? photo.height : photo.width));
     photo.region = null;
   }
@@ -182,6 +184,7 @@ export class SubjectTab {
   }
 
   shift(photo, [left, top, right, bottom], [across, down], dx, dy) {
+    photo.touched = true;
     const {width, height} = photo, least = Math.max(2, Math.min(width, height) / 100);
     if (!across && !down) {
       dx = clamp(dx, -left, width - right);

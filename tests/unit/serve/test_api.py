@@ -225,7 +225,7 @@ def test_one_forward_pass_serves_them_all(served: Served) -> None:
     served.engine.batches.sizes.clear()
     served.json(f"/photos/{photo}/localize")
     served.json(f"/photos/{photo}/attention", query="1,1")
-    for layer in range(12):
+    for layer in range(served.engine.models[0].loaded.config.depth):
         assert served.get(f"/photos/{photo}/heads", layer=layer).status == 200
     served.get(f"/photos/{photo}/features")
     served.json(f"/photos/{photo}/classify")
@@ -238,8 +238,10 @@ def test_what_was_seen_is_kept_within_bounds(served: Served) -> None:
     served.json(f"/photos/{photo}/localize")
     seen = engine.known(photo, 0)
     assert seen is not None
-    # Queries and keys of 12 blocks, 3 heads, 261 tokens, 64 numbers; the last tokens, the logits, one map.
-    assert seen.nbytes == 4 * (12 * 2 * 3 * 261 * 64 + 261 * 192 + seen.output_K.numel() + 256)
+    config = engine.models[0].loaded.config
+    keys = config.depth * 2 * 261 * config.width  # and queries
+    # The last tokens, the logits, one map, and the box of each of its patches with how well that fits.
+    assert seen.nbytes == 4 * (keys + 261 * config.width + seen.output_K.numel() + 256 + 256 * 5)
     assert torch.equal(seen.layers[0].q_BANE, seen.layers[0].q_BANE.contiguous())
     assert seen.layers[0].q_BANE.untyped_storage().nbytes() == seen.layers[0].q_BANE.nbytes
 
@@ -249,9 +251,9 @@ def test_accelerators_get_batches_of_one_size(served: Served, monkeypatch: pytes
     monkeypatch.setattr(type(served.engine.models[0]), "on_cpu", False)
     engine, model = served.engine, served.engine.models[0]
     items = [model.loaded.preprocess(pl.decode(path)) for path in PHOTOS]
-    together = engine._look(model, "subject", items)
+    together = engine._look(model, "subject", items, whole=True)
     assert len(together) == len(items)
     for item, seen in zip(items, together, strict=True):
-        (alone,) = engine._look(model, "subject", [item])
+        (alone,) = engine._look(model, "subject", [item], whole=True)
         assert torch.equal(alone.heat["subject"], seen.heat["subject"])
-        assert seen.layers[3].k_BANE.shape == (1, 3, 261, 64)
+        assert seen.layers[3].k_BANE.shape == (1, model.loaded.config.num_heads, 261, 64)

@@ -40,7 +40,7 @@ def test_ids_are_long_and_differ() -> None:
         ("..", "photo"),
         (None, "photo"),
         ("\u202egpj.exe", "_gpj.exe"),
-        ("x" * 300 + ".jpg", "x" * 116 + ".jpg"),
+        ("x" * 200 + "y" * 100 + "1.jpg", "x" * 79 + "…" + "y" * 35 + "1.jpg"),
     ],
 )
 def test_names_are_one_short_line(given: str | None, name: str) -> None:
