@@ -1,19 +1,29 @@
 """Exported models, run by the engine that they were exported for."""
 
+import dataclasses
+import functools
+import hashlib
 import importlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from patchlight.config import PreprocessConfig
 from patchlight.deploy.graph import Graph
 from patchlight.errors import PatchlightError
-from patchlight.weights.load import load
+from patchlight.families import config_from_dict
+from patchlight.images.preprocess import Preprocess
+from patchlight.models.families import make_model
+from patchlight.models.prepack import prepack_linears
+from patchlight.weights.about import groups_of, labels_of, licence_of, subject_of
+from patchlight.weights.find import Found
+from patchlight.weights.load import Loaded, Provenance, load
 
 Format = Literal["onnx", "openvino", "torch", "safetensors", "triton"]
 
@@ -26,10 +36,19 @@ FILES: dict[Format, str] = {
 }
 MANIFEST = "engine.json"
 
+RUNTIMES: dict[Format, str] = {
+    "onnx": "onnxruntime",
+    "openvino": "openvino",
+    "torch": "torch",
+    "safetensors": "torch",
+    "triton": "onnxruntime",
+}
+"""What runs each form."""
+
 OPENVINO_HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "f32"}
 """What is computed in; OpenVINO would take bfloat16 by itself where the processor has it."""
 
-_ENTRIES = {"format", "precision", "outputs", "channels", "size", "step", "with_preprocess", "source"}
+_ENTRIES = {"format", "precision", "outputs", "channels", "size", "step", "with_preprocess", "source", "model"}
 
 _Run = Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]
 
@@ -38,7 +57,7 @@ class Engine:
     """An exported model: `engine(images)` gives a dictionary of its outputs, as float32 arrays.
 
     It takes what the model took: prepared images (B, C, H, W) float32, or one photo (H, W, 3) uint8 where it was
-    exported with its preparation. Threads may share it.
+    exported with its preparation. Threads may share it. `localize`, `classify` and `crop_photos` take it for a model.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], run: _Run) -> None:
@@ -54,6 +73,62 @@ class Engine:
     def takes_photos(self) -> bool:
         return bool(self.manifest["with_preprocess"])
 
+    @functools.cached_property
+    def loaded(self) -> Loaded:
+        """The model that was exported, but for its weights: what functions that take a model take this for."""
+        if self.takes_photos:
+            raise PatchlightError(
+                f"{self.folder}: prepares photos itself, which is done here already; export it without its preparation"
+            )
+        about, size = self.manifest["model"], self.manifest["size"]
+        own = about["patchlight"]
+        found = Found(self.manifest["source"], self.folder, {"patchlight": own}, {}, None)
+        try:
+            config, preprocess = config_from_dict(own["model"]), PreprocessConfig.from_dict(own["preprocess"])
+            labels = labels_of(found, config)
+            with torch.device("meta"):
+                model = make_model(config).eval()
+            return Loaded(
+                model=model,
+                config=config,
+                preprocess=Preprocess(
+                    preprocess.for_size((size[0], size[1])) if size else preprocess, config.in_channels
+                ),
+                labels=labels,
+                subject=subject_of(found),
+                provenance=Provenance(
+                    self.manifest["source"], about["origin"], self.folder, licence_of(found), about["sha256"]
+                ),
+                why=dict.fromkeys(own["model"], MANIFEST),
+                notes=(),
+                groups=groups_of(found, labels),
+                engine=self,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PatchlightError(f"{self.folder / MANIFEST}: is damaged ({error!r}); export the model again") from None
+
+    @property
+    def label(self) -> str:
+        """For people: "openvino in bfloat16"."""
+        return f"{RUNTIMES[self.manifest['format']]} in {self.manifest['precision']}"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of all that its numbers depend on, besides the weights: what runs it, and the files that are run."""
+        digest = hashlib.sha256()
+        main = self.folder / FILES[self.manifest["format"]]
+        for path in sorted(main.parent.glob(f"{main.stem}.*")):  # weights may lie beside the graph
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return f"{self.label}, {digest.hexdigest()[:16]}"
+
+    def shared_by(self, callers: int) -> Self:
+        """The same for so many threads that call it at once, each with a core for itself: their rows do not depend on
+        how many there are, and none waits for another that lost its core to some other process."""
+        if self.manifest["format"] in ("torch", "safetensors"):
+            return self  # whose threads are torch's
+        return type(self)(self.folder, self.manifest, _started(self.folder, self.manifest, callers, callers))
+
     def __call__(self, images: Any) -> dict[str, npt.NDArray[np.float32]]:
         wanted = np.uint8 if self.takes_photos else np.float32
         array = np.ascontiguousarray(images)
@@ -64,18 +139,19 @@ class Engine:
         if array.dtype != wanted or array.ndim != (3 if self.takes_photos else 4):
             kind = "one photo (H, W, 3) uint8" if self.takes_photos else "images (B, C, H, W) float32"
             raise PatchlightError(f"{self.folder}: takes {kind}, not {tuple(array.shape)} {array.dtype}")
-        if self.takes_photos:
-            fits = array.shape[2] == 3
-        else:
-            size, (down, across) = self.manifest["size"], self.manifest["step"]
-            fits = array.shape[1] == self.manifest["channels"] and 0 not in array.shape
-            if size is None:
-                fits = fits and array.shape[2] % down == array.shape[3] % across == 0
-                fits = fits and array.shape[2] >= 2 * down and array.shape[3] >= 2 * across
-            else:
-                fits = fits and list(array.shape[2:]) == size
-        if not fits:
+        if not self.accepts(array.shape):
             raise PatchlightError(f"{self.folder}: takes {self.takes}, not {tuple(array.shape)}")
+
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Whether it takes images of this shape, (B, C, H, W); or a photo (H, W, 3), where it prepares them."""
+        if self.takes_photos:
+            return shape[2] == 3
+        size, (down, across) = self.manifest["size"], self.manifest["step"]
+        if shape[1] != self.manifest["channels"] or 0 in shape:
+            return False
+        if size is not None:
+            return list(shape[2:]) == size
+        return shape[2] % down == shape[3] % across == 0 and shape[2] >= 2 * down and shape[3] >= 2 * across
 
     @property
     def takes(self) -> str:
@@ -107,11 +183,18 @@ def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
         raise PatchlightError(f"{folder}: was exported by a later version of Patchlight; export it again")
     if not path.is_file():
         raise PatchlightError(f"{path}: is missing; export the model again")
-    run = {"onnx": _onnx, "openvino": _openvino, "torch": _torch, "safetensors": _safetensors, "triton": _onnx}[to]
     if threads is not None and to in ("torch", "safetensors"):
         raise PatchlightError(f"threads={threads}: this model is run by torch; say so to torch.set_num_threads")
+    return Engine(folder, manifest, _started(folder, manifest, threads, 1))
+
+
+def _started(folder: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
+    """The model, ready to be run by so many callers at once, who share the threads."""
+    to = manifest["format"]
+    path = folder / FILES[to]
+    run = {"onnx": _onnx, "openvino": _openvino, "torch": _torch, "safetensors": _safetensors, "triton": _onnx}[to]
     try:
-        return Engine(folder, manifest, run(path, manifest, threads))
+        return run(path, manifest, threads, callers)
     except PatchlightError:
         raise
     except Exception as error:  # each engine has errors of its own
@@ -126,10 +209,10 @@ def _needed(name: str, extra: str) -> Any:
         raise PatchlightError(f"this needs {name}; pip install 'patchlight[{extra}]'") from None
 
 
-def _onnx(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
+def _onnx(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
     onnxruntime = _needed("onnxruntime", "export")
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
+    options.intra_op_num_threads = 0 if threads is None else max(1, threads // callers)
     options.log_severity_level = 3
     # Threads that wait by spinning take the cores from whoever else is on the machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -137,12 +220,26 @@ def _onnx(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
     return lambda images: list(session.run(None, {"image": images}))
 
 
-def _openvino(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
+@functools.cache
+def openvino_core() -> Any:
+    """OpenVINO's core, one for the process, which stays until its end.
+
+    A core's CPU plugin gives its thread another stack for signals and, when it goes, gives back the one that it had
+    found. Of two cores, the second to go gives back what the first has freed, and the next Ctrl-C is a segmentation
+    fault (OpenVINO 2026.4).
+    """
+    core = _needed("openvino", "openvino").Core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, before any that others make and drop
+    return core
+
+
+def _openvino(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
     openvino = _needed("openvino", "openvino")
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[manifest["precision"]]}
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
-    model = openvino.Core().compile_model(path, "CPU", settings)
+        settings["NUM_STREAMS"] = callers
+    model = openvino_core().compile_model(path, "CPU", settings)
     of_thread = threading.local()
 
     def run(images: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
@@ -154,12 +251,13 @@ def _openvino(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run
     return run
 
 
-def _torch(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
+def _torch(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
     return _by_torch(torch.export.load(path).module())
 
 
-def _safetensors(path: Path, manifest: dict[str, Any], threads: int | None) -> _Run:
+def _safetensors(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
     loaded = load(path.parent, dtype=getattr(torch, manifest["precision"]))
+    loaded = dataclasses.replace(loaded, model=prepack_linears(loaded.model))
     return _by_torch(Graph(loaded, tuple(manifest["outputs"]), prepare=manifest["with_preprocess"]).eval())
 
 

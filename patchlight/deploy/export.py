@@ -22,16 +22,16 @@ from torch.export import Dim, ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchlight import __version__
-from patchlight.config import Size, ViTConfig
+from patchlight.config import Size
 from patchlight.deploy.engines import FILES, MANIFEST, OPENVINO_HINTS, Format, load_engine
 from patchlight.deploy.graph import MEANINGS, Graph, Output, check_outputs
 from patchlight.deploy.proof import Proof, part_of, preparation_at, prove, some_photos
 from patchlight.errors import PatchlightError
-from patchlight.families import SwinConfig
 from patchlight.images.decode import Photo, decode
+from patchlight.localizing.boxes import AGREE, HOTTEST_SHARE, OF_THE_HOTTEST, VOTES_FROM
 from patchlight.reporting import Reporter, on_terminal
 from patchlight.weights.load import Loaded, load
-from patchlight.weights.save import save
+from patchlight.weights.save import own_part, save
 
 Precision = Literal["float32", "float16", "bfloat16", "int8"]
 
@@ -83,6 +83,7 @@ def export(
         loaded = load(model) if isinstance(model, str | Path) else model
         if not isinstance(loaded, Loaded):
             raise PatchlightError(f"model is a name, a path, or what load gave, not {type(model).__name__}")
+        loaded.check_has_weights("export")
         _check(loaded, to, precision, with_preprocess)
         names = check_outputs(loaded, tuple(outputs))
         fixed = _fixed_size(loaded, size, to, with_preprocess)
@@ -117,7 +118,8 @@ def export(
             if to == "triton":
                 (made / "config.pbtxt").write_text(_triton_config(folder.name, graph, manifest), "utf-8")
             heard.tell("comparing it with the model")
-            proof = prove(load_engine(made), graph, loaded, chosen)
+            threads = None if to in ("torch", "safetensors") else torch.get_num_threads()  # as many as torch has
+            proof = prove(load_engine(made, threads=threads), graph, loaded, chosen)
             _write_json(made / "proof.json", proof.to_dict())
             if not proof.holds:
                 raise PatchlightError(f"{folder}: not written, for its proof fails: {proof.failure}")
@@ -143,7 +145,7 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
     if not (folder / MANIFEST).is_file():
         raise PatchlightError(f"{folder}: holds something else than an exported model; name another folder")
     if not overwrite:
-        raise PatchlightError(f"{folder}: is there already; name another folder, or use --overwrite")
+        raise PatchlightError(f"{folder}: is there already; name another folder, or use overwrite=True")
     if folder.resolve() == Path.cwd():
         raise PatchlightError(f"{folder}: is the folder that you are in; leave it first")
 
@@ -198,7 +200,7 @@ def _fixed_size(loaded: Loaded, size: int | Size | None, to: str, with_preproces
     config = loaded.config
     own = loaded.preprocess.config.image_size
     if size is None:
-        return own if isinstance(config, SwinConfig) or with_preprocess else None
+        return own if with_preprocess or not config.exports_any_size else None
     pair = (size, size) if isinstance(size, int) else size
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
         raise PatchlightError(f"size={size!r} should be a whole number above 0, or two of them (height, width)")
@@ -209,14 +211,6 @@ def _fixed_size(loaded: Loaded, size: int | Size | None, to: str, with_preproces
         raise PatchlightError(f"photos are prepared at {own[0]}x{own[1]}; load the model with image_size={wanted}")
     config.grid_for(wanted)  # says so, where the model cannot take it
     return wanted
-
-
-def _step(loaded: Loaded) -> Size:
-    """Sides of images are multiples of it."""
-    config = loaded.config
-    down, across = config.patch_size
-    times = 1 if isinstance(config, ViTConfig) else 2 ** (len(config.depths) - 1)
-    return down * times, across * times
 
 
 def _write_model(
@@ -267,7 +261,7 @@ def _example(graph: Graph, loaded: Loaded, fixed: Size | None) -> tuple[Tensor, 
         sides = {0: Dim("height", min=2, max=1 << 16), 1: Dim("width", min=2, max=1 << 16)}
         return photo_HWC, {"image": sides}
     batch = Dim("batch", min=1, max=LARGEST_BATCH)
-    channels, (down, across) = loaded.config.in_channels, _step(loaded)
+    channels, (down, across) = loaded.config.in_channels, loaded.config.size_step
     if fixed is not None:
         return torch.randn(2, channels, *fixed), {"image": {0: batch}}
     rows, columns = (Dim(name, min=2, max=LARGEST_SIDE // step) for name, step in (("h", down), ("w", across)))
@@ -332,12 +326,24 @@ def _manifest(
         "version": 1,
         "patchlight": __version__,
         "source": loaded.provenance.source,
+        "model": {
+            "patchlight": own_part(
+                loaded.config,
+                loaded.preprocess.config,
+                loaded.labels,
+                loaded.groups,
+                loaded.subject,
+                loaded.provenance.licence,
+            ),
+            "origin": loaded.provenance.origin,
+            "sha256": loaded.provenance.sha256,
+        },
         "format": to,
         "precision": precision,
         "outputs": list(outputs),
         "channels": loaded.config.in_channels,
         "size": None if fixed is None else list(fixed),
-        "step": list(_step(loaded)),
+        "step": list(loaded.config.size_step),
         "with_preprocess": with_preprocess,
     }
 
@@ -352,6 +358,7 @@ def _triton_config(name: str, graph: Graph, manifest: dict[str, Any]) -> str:
         dims, kind = f"{manifest['channels']}, {size[0]}, {size[1]}", "TYPE_FP32"
     prefix = "1, " if graph.prepare is not None else ""
     axes = {"logits": "-1", "features": "-1", "dense": "-1, -1, -1", "attention": "-1, -1, -1", "subject": "-1, -1"}
+    axes["boxes"] = "-1, -1, 5"
     outputs = ",\n".join(
         f'  {{ name: "{each}" data_type: TYPE_FP32 dims: [ {prefix}{axes[each]} ] }}' for each in graph.outputs
     )
@@ -364,6 +371,27 @@ def _triton_config(name: str, graph: Graph, manifest: dict[str, Any]) -> str:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
+_BOX_LINES = f"""The subject's box is the one that most patches vote for:
+
+```python
+given = dict(zip({{outputs}}, found))
+heat, said = given["subject"][0].ravel(), given["boxes"][0].reshape(-1, 5)
+boxes, fit = said[:, :4], said[:, 4]
+warm = {OF_THE_HOTTEST} * np.sort(heat)[-max(1, round({HOTTEST_SHARE} * heat.size)) :].mean()
+votes = heat * fit * (heat >= max({VOTES_FROM} * warm, 1e-6))
+sides = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])
+shared, area = sides.clip(0).prod(-1), (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(-1)
+agree = shared / np.maximum(area[:, None] + area - shared, 1e-9) >= {AGREE}
+own = agree[np.argmax(agree @ votes)] * votes
+print(own @ boxes / own.sum())  # left, top, right and bottom, in shares of the image's sides
+```
+
+How far to trust it, and whether there are several subjects, `patchlight` says (`pl.localize` takes this folder, too).
+
+"""
+"""By the numbers of `boxes.agreed_regions`."""
 
 
 def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
@@ -403,10 +431,11 @@ def _readme(manifest: dict[str, Any], loaded: Loaded) -> str:
     run = run.replace("model.onnx", FILES["triton"]) if manifest["format"] == "triton" else run
     hint = f', {{"INFERENCE_PRECISION_HINT": "{OPENVINO_HINTS[manifest["precision"]]}"}}'
     lines = run.format(example=example, hint=hint)
+    box = _BOX_LINES.format(outputs=manifest["outputs"]) if "boxes" in manifest["outputs"] else ""
     return (
         f"# {loaded.provenance.source}, exported for {manifest['format']} in {manifest['precision']}\n\n"
         f"It takes {takes}. It gives, as float32:\n\n{gives}\n\n"
         f"```python\n{imports}{lines}"
-        f"print({{name: each.shape for name, each in zip({manifest['outputs']}, found)}})\n```\n\n"
+        f"print({{name: each.shape for name, each in zip({manifest['outputs']}, found)}})\n```\n\n{box}"
         "proof.json says how nearly it gives what the model gives. labels.json, where it is there, names the classes.\n"
     )

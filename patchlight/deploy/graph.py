@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 from patchlight.config import PreprocessConfig
 from patchlight.errors import PatchlightError
-from patchlight.localizing.heat import subject_heat
-from patchlight.models.attention import Heads
+from patchlight.localizing.heat import HeatPass
 from patchlight.models.vit import ViT
 from patchlight.weights.load import Loaded
 
-Output = Literal["logits", "features", "dense", "attention", "subject"]
+Output = Literal["logits", "features", "dense", "attention", "subject", "boxes"]
 
 MEANINGS: dict[Output, str] = {
     "logits": "(B, K): one number a class, before the softmax",
@@ -27,11 +26,16 @@ MEANINGS: dict[Output, str] = {
     "dense": "(B, D, h, w): one vector a patch",
     "attention": "(B, A, h, w): what each head of the last block's class token pays to each patch",
     "subject": "(B, h, w): how much each patch belongs to the subject, 0 to 1",
+    "boxes": "(B, h, w, 5): the box of the object that each patch belongs to, left, top, right and bottom in shares of "
+    "the image's sides, and how well that box is expected to fit (overlap with the true one, 0 to 1)",
 }
 
 
 def check_outputs(loaded: Loaded, outputs: tuple[str, ...]) -> tuple[Output, ...]:
-    """The outputs that a model can give; none means logits, or features of a model without classes."""
+    """The outputs that a model can give; none means logits, or features of a model without classes.
+
+    With `subject` come the boxes that its patches say, where it was taught them: the subject's box rests on both.
+    """
     model = loaded.model
     if not outputs:
         return ("logits",) if model.head is not None else ("features",)
@@ -47,6 +51,11 @@ def check_outputs(loaded: Loaded, outputs: tuple[str, ...]) -> tuple[Output, ...
         raise PatchlightError(f"{source}: has no class token, so it pays no such attention; leave attention out")
     if "subject" in outputs and (loaded.subject is None or not isinstance(model, ViT)):
         raise PatchlightError(f"{source}: was not trained to find subjects; leave subject out")
+    has_boxes = isinstance(model, ViT) and model.patch_boxes is not None
+    if "boxes" in outputs and not ("subject" in outputs and has_boxes):
+        raise PatchlightError(f"{source}: gives boxes beside subject, if it was taught them; leave boxes out")
+    if "subject" in outputs and has_boxes and "boxes" not in outputs:
+        outputs = (*outputs, "boxes")
     return outputs  # type: ignore[return-value]
 
 
@@ -55,7 +64,7 @@ class Graph(nn.Module):
 
     def __init__(self, loaded: Loaded, outputs: tuple[Output, ...], *, prepare: bool = False) -> None:
         super().__init__()
-        self.model, self.outputs, self.subject = loaded.model, outputs, loaded.subject
+        self.loaded, self.model, self.outputs = loaded, loaded.model, outputs
         self.prepare = Preparation(loaded.preprocess.config) if prepare else None
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
@@ -69,22 +78,28 @@ class Graph(nn.Module):
     def _of_vit(self, image_BCHW: Tensor) -> dict[Output, Tensor]:
         model = self.model
         assert isinstance(model, ViT)
-        seen: list[Heads] = []
-        looks = {"attention", "subject"} & set(self.outputs)
-        x_BND, geometry = model.encode(image_BCHW, visit=(lambda _, heads, __: seen.append(heads)) if looks else None)
+        # The pass that subjects are found with; of the last block it computes no more than is read.
+        whole = "dense" in self.outputs
+        seen = HeatPass(self.loaded, image_BCHW, ["cls"], (lambda *_: None) if whole else None)
+        geometry = seen.geometry
         found: dict[Output, Tensor] = {}
         if "logits" in self.outputs:
-            found["logits"] = model.read(x_BND, geometry)
+            found["logits"] = seen.logits()
         if "features" in self.outputs:
-            found["features"] = model.pooled(x_BND, geometry)
+            found["features"] = seen.features()
         if "dense" in self.outputs:
-            found["dense"] = geometry.picture_BDhw(x_BND)
+            assert seen.tokens_BND is not None
+            found["dense"] = geometry.picture_BDhw(seen.tokens_BND)
         if "attention" in self.outputs:
-            rows_BAP = seen[-1].rows([0])[:, :, 0, geometry.num_prefix :]
+            assert seen.last is not None
+            rows_BAP = seen.last.rows([0])[:, :, 0, geometry.num_prefix :]
             found["attention"] = rows_BAP.unflatten(2, geometry.grid)
         if "subject" in self.outputs:
-            assert self.subject is not None
-            found["subject"] = subject_heat(seen[-1], geometry, self.subject).unflatten(1, geometry.grid)
+            found["subject"] = seen.heat("subject")
+        if "boxes" in self.outputs:
+            boxes_Bhw5 = seen.patch_boxes("subject")
+            assert boxes_Bhw5 is not None
+            found["boxes"] = boxes_Bhw5
         return found
 
     def _of_stages(self, image_BCHW: Tensor) -> dict[Output, Tensor]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from patchlight.deploy.engines import openvino_core
+
 Inputs = Callable[[], Iterator[Any]]
 """Makes inputs of the model from photos, for int8 to learn its ranges from."""
 
@@ -67,7 +69,7 @@ def as_openvino(precision: str, onnx_path: Path, path: Path, inputs: Inputs) -> 
     """OpenVINO's form of an ONNX model. Half precision is chosen when it is run; float16 also halves the file."""
     import openvino
 
-    model = openvino.Core().read_model(onnx_path)
+    model = openvino_core().read_model(onnx_path)
     if precision == "int8":
         import nncf
 
@@ -80,5 +82,10 @@ def as_openvino(precision: str, onnx_path: Path, path: Path, inputs: Inputs) -> 
                 ignored_scope=nncf.IgnoredScope(names=_kept_whole(model)),
                 model_type=nncf.ModelType.TRANSFORMER,
                 preset=nncf.QuantizationPreset.MIXED,
+                # SmoothQuant takes outliers of activations into the weights. Of models this small it made int8 worse:
+                # of the default one the cosine of the logits was 0.965 with it and is 0.996 without.
+                advanced_parameters=nncf.AdvancedQuantizationParameters(
+                    smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1)
+                ),
             )
     openvino.save_model(model, path, compress_to_fp16=precision == "float16")

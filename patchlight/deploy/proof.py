@@ -15,10 +15,10 @@ import torch
 
 from patchlight.deploy.engines import Engine
 from patchlight.deploy.graph import Graph
-from patchlight.geometry import Box
+from patchlight.geometry import Box, View
 from patchlight.images.decode import Photo, decode, listed
 from patchlight.images.preprocess import Preprocess
-from patchlight.localizing.boxes import regions_of
+from patchlight.localizing.detector import Detector, regions_by
 from patchlight.weights.load import Loaded
 
 INPUTS = 32
@@ -71,6 +71,8 @@ class Proof:
     outputs: dict[str, Agreement]
     same_class: float | None
     same_box: float | None
+    same_decision: float | None
+    """Share of the images of the model's own size that get the same decision."""
     seconds: dict[str, float]
     """For one image, at best: of the exported model, and of the model in torch."""
     limits: Limits
@@ -97,6 +99,8 @@ class Proof:
             found.append(f"same first class: {self.same_class:.1%} (limit {limits.same_class:.0%})")
         if self.same_box is not None:
             found.append(f"same box: overlap {self.same_box:.3f} (limit {limits.same_box:g})")
+        if self.same_decision is not None:
+            found.append(f"same decision: {self.same_decision:.1%}")
         mine, theirs = self.seconds["exported"], self.seconds["torch"]
         found.append(
             f"{1000 * mine:.1f} ms for one image at best, torch {1000 * theirs:.1f} ms (`patchlight bench` compares)"
@@ -130,7 +134,7 @@ def prove(engine: Engine, graph: Graph, loaded: Loaded, photos: Sequence[Photo])
             pairs[name].append((value, found[name]))
     agreements = {name: _agreement(each) for name, each in pairs.items()}
     same_class = _same_class(pairs["logits"]) if "logits" in pairs else None
-    same_box = _same_box(pairs["subject"]) if "subject" in pairs else None
+    same_box = _same_box(pairs["subject"], pairs.get("boxes")) if "subject" in pairs else None
     one = inputs[0]  # one image of the usual size
     return Proof(
         inputs=len(inputs),
@@ -138,6 +142,7 @@ def prove(engine: Engine, graph: Graph, loaded: Loaded, photos: Sequence[Photo])
         outputs=agreements,
         same_class=same_class,
         same_box=same_box,
+        same_decision=_same_decision(loaded, pairs, one.shape[-2:]) if "subject" in pairs else None,
         seconds=_least({"exported": lambda: engine(one), "torch": lambda: _expected(graph, loaded, one)}),
         limits=limits,
         versions=_versions(),
@@ -214,16 +219,45 @@ def _same_class(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> float
     return float(np.mean(np.concatenate([expected.argmax(1) == found.argmax(1) for expected, found in pairs])))
 
 
-def _same_box(pairs: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> float:
-    overlaps = []
-    for expected_Bhw, found_Bhw in pairs:
-        for expected_hw, found_hw in zip(expected_Bhw, found_Bhw, strict=True):
-            boxes = [[Box(*region.box) for region in regions_of(heat_hw)] for heat_hw in (expected_hw, found_hw)]
-            if all(boxes):
-                overlaps.append(boxes[0][0].iou(boxes[1][0]))
-            else:
-                overlaps.append(float(not any(boxes)))
+def _same_box(
+    heats: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+    boxes: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] | None,
+) -> float:
+    """Overlap of the first boxes, found as `localize` finds them; 1 where both find none."""
+    found: list[list[Box | None]] = [[], []]
+    for number, pair in enumerate(heats):
+        for each, heat_Bhw in enumerate(pair):
+            for place, heat_hw in enumerate(heat_Bhw):
+                said_hw5 = None if boxes is None else boxes[number][each][place]
+                regions, _ = regions_by("subject", heat_hw, patches_hw5=said_hw5)
+                found[each].append(Box(*regions[0].box) if regions else None)
+    overlaps = [
+        float(mine is theirs) if mine is None or theirs is None else mine.iou(theirs)
+        for mine, theirs in zip(*found, strict=True)
+    ]
     return float(np.mean(overlaps))
+
+
+def _same_decision(
+    loaded: Loaded, pairs: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]], size: tuple[int, ...]
+) -> float | None:
+    """Of the images of the size that photos are prepared at: those of others are no photos that one would ask about."""
+    detector = Detector.of(loaded, "subject")
+    height, width = size
+    view = View(source_size=(height, width), model_size=(height, width))
+    said: list[list[str]] = [[], []]
+    grid = loaded.config.grid_for((height, width))
+    for number, heats in enumerate(pairs["subject"]):
+        if heats[0].shape[1:] != grid:
+            continue
+        for each in (0, 1):
+            heat_Bhw, *rest = (
+                torch.from_numpy(pairs[name][number][each]) if name in pairs else None
+                for name in ("subject", "logits", "boxes")
+            )
+            assert heat_Bhw is not None
+            said[each] += [found.decision for found in detector.judge(heat_Bhw, [view] * len(heat_Bhw), *rest)]
+    return float(np.mean([mine == theirs for mine, theirs in zip(*said, strict=True)])) if said[0] else None
 
 
 def _least(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """An exported model gives what the model gives, at every size that it takes, and says what it takes."""
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from patchlight.images.preprocess import Preprocess
 pytest.importorskip("onnx", reason="needs the extra export")
 pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
+
+DEMO = Path(__file__).parents[3] / "demo"
 
 TINY: dict[str, Any] = {
     "image_size": 32,
@@ -95,6 +99,16 @@ def test_onnx_gives_the_same_at_every_size(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found["attention"], patches_BAhw.detach().numpy(), atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_left_out_of_the_last_block_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Without "dense" a class token's row of it is all that is computed."""
+    loaded, image = loaded_of(MODELS[name], tmp_path), torch.randn(2, 3, 32, 32)
+    for output, expected in (("logits", loaded.model(image)), ("features", loaded.model.features(image))):
+        (found,) = exporting.Graph(loaded, (output,)).eval()(image)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("to", "precision"),
     [
@@ -121,8 +135,32 @@ def test_every_form_and_precision(to: Any, precision: Any, tiny: pl.Loaded, tmp_
         assert "dims: [ 3, -1, -1 ]" in (made.folder / "config.pbtxt").read_text()
 
 
-def test_the_readme_runs_without_patchlight_and_torch(tiny: pl.Loaded, tmp_path: Path) -> None:
+def bare_environment(folder: Path) -> Path:
+    """The Python of a virtual environment that has the engines and what they need, and nothing else of ours."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for name in ENGINES:
+        here = importlib.util.find_spec(name)
+        if here is not None and here.submodule_search_locations is not None:
+            own = Path(next(iter(here.submodule_search_locations)))
+            libraries = own.with_name(f"{ {'PIL': 'pillow'}.get(name, name) }.libs")
+            for path in (own, *([libraries] if libraries.exists() else [])):
+                (site / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+ENGINES = (
+    *("numpy", "PIL", "onnxruntime", "flatbuffers", "google", "packaging", "sympy"),
+    *("openvino", "openvino_telemetry"),
+)
+
+
+def test_the_readme_runs_in_a_bare_environment(tiny: pl.Loaded, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="needs the extra openvino")
+    python = bare_environment(tmp_path / "bare")
+    for name in ("torch", "patchlight"):
+        barred = subprocess.run([python, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, check=False)
+        assert barred.returncode == 1, "it is not bare"
     sideways = Image.new("RGB", (90, 60), "red")
     exif = sideways.getexif()
     exif[0x0112] = 6
@@ -130,13 +168,41 @@ def test_the_readme_runs_without_patchlight_and_torch(tiny: pl.Loaded, tmp_path:
         folder = pl.export(tiny, tmp_path / to, to=to, with_preprocess=photos).folder
         sideways.save(folder / "photo.jpg", exif=exif)
         code = (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-        barred = "import sys\nsys.modules['patchlight'] = sys.modules['torch'] = None\n"
-        run = [sys.executable, "-c", barred + code + "print(found[0].tolist())"]
+        run = [python, "-c", code + "print(found[0].tolist())"]
         ended = subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False)
         shapes, numbers = ended.stdout.splitlines() or [ended.stderr, "[]"]
         assert shapes == "{'logits': (1, 5)}"
         image = tiny.preprocess(folder / "photo.jpg")[0][None] if photos else torch.zeros(1, 3, 32, 32)
         np.testing.assert_allclose(json.loads(numbers), tiny.model(image).detach().numpy(), atol=1e-5)
+
+
+def test_what_tritons_server_is_told_is_what_it_asks_for() -> None:
+    """By the schema of its own client, of which everything but this one file needs a server."""
+    client = importlib.util.find_spec("tritonclient")
+    if client is None or client.submodule_search_locations is None:
+        pytest.skip("tritonclient is not installed")
+    from google.protobuf import text_format
+
+    path = Path(next(iter(client.submodule_search_locations))) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
+    assert spec is not None
+    assert spec.loader is not None
+    schema = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(schema)
+    for size, prepare, takes, heat in (
+        (None, None, [3, -1, -1], [-1, -1]),
+        ([32, 32], None, [3, 32, 32], [-1, -1]),
+        ([32, 32], "photos", [-1, -1, 3], [1, -1, -1]),
+    ):
+        graph: Any = SimpleNamespace(prepare=prepare, outputs=("subject", "boxes"))
+        text = exporting._triton_config("mine", graph, {"size": size, "channels": 3})
+        config = text_format.Parse(text, schema.ModelConfig())
+        assert (config.name, config.backend) == ("mine", "onnxruntime")
+        assert [(each.name, list(each.dims)) for each in config.input] == [("image", takes)]
+        assert config.input[0].data_type == (schema.TYPE_FP32 if prepare is None else schema.TYPE_UINT8)
+        assert [each.name for each in config.output] == ["subject", "boxes"]
+        assert list(config.output[0].dims) == heat
+        assert config.HasField("dynamic_batching") == (config.max_batch_size > 0) == (prepare is None)
 
 
 def test_photos_are_prepared_by_the_same_numbers() -> None:
@@ -167,10 +233,22 @@ def test_an_exported_model_takes_photos(tiny: pl.Loaded, tmp_path: Path) -> None
         engine(np.zeros((1, 3, 32, 32), np.float32))
 
 
-def test_the_subject_is_found_in_the_same_place(tmp_path: Path) -> None:
+def test_the_subject_is_found_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = pl.export("default", tmp_path / "out", outputs=["subject", "logits"], size=128)
+    assert set(made.proof.outputs) == {"subject", "logits", "boxes"}, "a subject's box rests on what its patches say"
     assert made.proof.same_box == pytest.approx(1, abs=1e-3)
     assert made.proof.same_class == 1
+    # The lines of its README find the box that `localize` finds.
+    photo = pl.decode(DEMO / "rocket.jpg")
+    right = pl.localize(photo)
+    image_CHW, _ = pl.load("default").preprocess(photo)
+    blocks = re.findall("```python\n(.*?)```", (made.folder / "README.md").read_text(), re.DOTALL)
+    code = "".join(blocks).replace("image = np.zeros((1, 3, 128, 128), np.float32)", "image = given_image")
+    monkeypatch.chdir(made.folder)
+    found: dict[str, Any] = {"given_image": image_CHW[None].numpy()}
+    exec(compile(code, "README.md", "exec"), found)
+    x0, y0, x1, y1 = 128 * (found["own"] @ found["boxes"] / found["own"].sum())
+    assert right.view.to_source(pl.Box(x0, y0, x1, y1)).iou(right.subjects[0].box) > 0.999
     with pytest.raises(pl.PatchlightError, match=r"takes images \(B, 3, 128, 128\), not \(1, 3, 256, 256\)"):
         pl.load_engine(made.folder)(np.zeros((1, 3, 256, 256), np.float32))
 
@@ -253,7 +331,7 @@ def test_a_folder_is_written_over_only_if_asked(tiny: pl.Loaded, tmp_path: Path)
 def test_an_exported_model_is_replaced_whole(tiny: pl.Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = pl.export(tiny, tmp_path / "out", to="safetensors", outputs=["features"]).folder
     before = (out / "proof.json").read_text()
-    with pytest.raises(pl.PatchlightError, match="out: is there already; name another folder, or use --overwrite"):
+    with pytest.raises(pl.PatchlightError, match="out: is there already; name another folder, or use overwrite=True"):
         pl.export(tiny, out, to="safetensors")
     pl.export(tiny, out, to="safetensors", outputs=["dense"], overwrite=True)
     assert pl.load_engine(out).outputs == ("dense",)
