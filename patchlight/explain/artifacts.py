@@ -19,7 +19,7 @@ LEAST_RATIO = 2.0
 
 
 def outlier_tokens(norms_BN: Tensor, num_prefix: int, valid_BN: Tensor | None = None) -> Tensor:
-    """Which patches are too long among their like, by the lengths of one layer's tokens: a bool mask (B, P).
+    """Patches whose tokens are far longer than the others of the same image: a bool mask (B, P).
 
     Each image is judged by its own patches alone: the class token and the registers are long for good reasons. Tokens
     that are not valid, or whose norm is NaN (the padding in `token_norms`), are nobody's outliers and do not count.

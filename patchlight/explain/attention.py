@@ -20,10 +20,9 @@ from patchlight.config import Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.explain import class_rows
 from patchlight.explain.artifacts import artifact_patches, suppress
-from patchlight.families import ModelConfig
 from patchlight.geometry import View
 from patchlight.models.attention import Heads
-from patchlight.models.convnext import ConvNeXt
+from patchlight.models.families import is_model
 from patchlight.models.stems import check_image
 from patchlight.models.swin import Swin
 from patchlight.models.token_geometry import TokenGeometry
@@ -54,7 +53,7 @@ class AttentionMaps:
     grid: Size
     """(h, w): how the patches lie."""
     num_prefix: int
-    """How many of the N tokens come before the patches: class token, distillation token, registers."""
+    """Number of prefix tokens: class token, distillation token, registers."""
     layers: tuple[int, ...]
     queries: tuple[int, ...]
     """Which tokens the Q rows belong to; none where the one row is the mean of all patches' (a Swin's windows)."""
@@ -65,7 +64,7 @@ class AttentionMaps:
     values: Tensor | None = None
     """With `values=True`: what the attention took its weighted mean of, (L, B, A, N, E)."""
     artifacts: Tensor | None = None
-    """With `suppress_artifacts=True`: True at the patches (B, h, w) that hold no picture but the model's own notes."""
+    """With `suppress_artifacts=True`: True at the artifact patches (B, h, w), see explain/artifacts.py."""
     valid: Tensor | None = None
     """False at the patches (B, h, w) that lie in an image's padding; None where there is none."""
 
@@ -151,7 +150,7 @@ def attention(
         layers=wanted,
         queries=tuple(asked),
         tokens=tokens_BND,
-        patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
+        patch_size=vit.config.patch_pixels(_pixels(image_BCHW)),
         values=values_LBANE,
         artifacts=None if artifacts_BP is None else artifacts_BP.unflatten(1, geometry.grid),
         valid=_valid_patches(geometry),
@@ -171,7 +170,7 @@ def _look_at_pooling(vit: ViT, image_BCHW: Tensor, sizes: Sequence[Size] | None,
         layers=(vit.config.depth,),
         queries=(),
         tokens=tokens_BND,
-        patch_size=patch_pixels(vit.config, _pixels(image_BCHW)),
+        patch_size=vit.config.patch_pixels(_pixels(image_BCHW)),
         valid=_valid_patches(geometry),
     )
 
@@ -294,33 +293,33 @@ def as_heat(heat: Any) -> Tensor:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside what a user holds: a compiled or data-parallel model, or a loaded checkpoint."""
+    """The model inside what a user passes: a compiled or data-parallel model, or a loaded checkpoint."""
     for wrapper in ("model", "module", "_orig_mod"):
-        if not isinstance(model, ViT | Swin | ConvNeXt):
+        if not is_model(model):
             model = getattr(model, wrapper, model)
     return model
 
 
 def plain_vit(model: Any) -> ViT:
-    """The ViT inside what a user holds, or one line that says what other models have instead."""
+    """The ViT inside what a user passes; for another model, an error that says what to use instead."""
     model = unwrapped(model)
-    if isinstance(model, ConvNeXt):
+    if isinstance(model, ViT):
+        return model
+    kind = type(model).__name__
+    if not is_model(model):
+        raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives, not from a {kind}")
+    if not any(model.attention_entries()):
         raise PatchlightError(
-            "a ConvNeXt is a convolutional network and pays no attention; patchlight.localize finds subjects by its "
+            f"a {kind} is a convolutional network and pays no attention; patchlight.localize finds subjects by its "
             "features (method='features')"
         )
-    if isinstance(model, Swin):
-        raise PatchlightError(
-            "this is for a plain ViT; of a Swin, patchlight.attention(model, image) shows the attention in its windows"
-        )
-    if not isinstance(model, ViT):
-        kind = type(model).__name__
-        raise PatchlightError(f"attention is read from a ViT, or from what patchlight.load gives, not from a {kind}")
-    return model
+    raise PatchlightError(
+        f"this is for a plain ViT; of a {kind}, patchlight.attention(model, image) shows the attention in its windows"
+    )
 
 
 def image_for(vit: ViT, image_BCHW: Tensor) -> Tensor:
-    """The image where the model is, or one line that says what is wrong with it."""
+    """The image on the model's device; a wrong shape or type raises."""
     check_image(image_BCHW, vit.config.in_channels)
     return image_BCHW.to(vit.norm.weight.device)
 
@@ -404,16 +403,6 @@ def _as_index(asked: list[int], device: torch.device, num_prefix: int | None = N
     if one_program and asked == list(range(asked[0], asked[0] + len(asked))):
         return slice(asked[0], asked[0] + len(asked))
     return torch.tensor(asked, device=device)
-
-
-def patch_pixels(config: ModelConfig, image_size: Size) -> tuple[float, float]:
-    """(height, width) in the image as it was given of a patch that comes out; `uneven_size="resize"` rescales it."""
-    if not isinstance(config, ViTConfig):
-        return config.patch_pixels()
-    if config.uneven_size != "resize":
-        return float(config.patch_size[0]), float(config.patch_size[1])
-    grid = config.grid_for(image_size)
-    return image_size[0] / grid[0], image_size[1] / grid[1]
 
 
 def _pixels(image_BCHW: Tensor) -> Size:

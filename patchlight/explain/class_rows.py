@@ -16,7 +16,7 @@ from patchlight.models.attention import Heads
 
 
 def fits(heads: Heads, query: slice | Tensor) -> bool:
-    """Whether the kernel can do it: one query without mask or gradient, on a CUDA device that Triton knows."""
+    """Whether the kernel applies: one query, no mask, no gradient, on a CUDA device that Triton supports."""
     return (
         heads.q_BANE.is_cuda
         and isinstance(query, slice)
@@ -63,7 +63,7 @@ def class_rows(layers: Sequence[Heads], query: int) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _address_table(addresses: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """On the device. Passes of one shape get the same memory again and again, so that this is mostly remembered."""
+    """Addresses on the device, cached: passes of one shape mostly reuse the same memory."""
     return torch.tensor(addresses, dtype=torch.int64).to(device)
 
 

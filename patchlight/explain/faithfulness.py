@@ -106,7 +106,7 @@ def random_baseline(
     baseline: Baseline = "blur",
     batch_size: int = 32,
 ) -> Tensor:
-    """The scores that `faithfulness` gives to maps of mere noise, (maps, B): what a map has to beat."""
+    """Scores of random maps, (maps, B), as the baseline for a map's own score."""
     if not isinstance(maps, int) or maps < 1:
         raise PatchlightError(f"maps={maps!r} must be 1 or more")
     vit = plain_vit(model)
@@ -162,7 +162,7 @@ def _classes(model: Any, whole: Tensor, classes: Classes | None) -> Tensor | Non
 
 
 def _baseline(image_BCHW: Tensor, baseline: Baseline) -> Tensor:
-    """The images with nothing to see in them."""
+    """The images with their content removed: blurred, or filled with their mean colour."""
     if baseline == "mean":
         return image_BCHW.mean((2, 3), keepdim=True).expand_as(image_BCHW)
     if baseline != "blur":

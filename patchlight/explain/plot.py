@@ -1,7 +1,8 @@
 """Pictures of what a model does, on axes of your own or new ones.
 
 Every function takes numpy arrays (torch tensors are welcome) and `ax=None`, and returns the axis that it drew on, so
-that it serves in a notebook. A photo is a Pillow image, what `pl.decode` gives, or (H, W, 3) uint8. Several maps that
+that it serves in a notebook. A photo is a Pillow image, what `pl.decode` gives, or an array: (H, W, 3) for colours or
+(H, W) for greys, uint8 or numbers from 0 to 1. Several maps that
 belong together (heads, layers) take `figure=None` and return their axes, the photo's first: one scale, one colour bar.
 pyplot and its global state stay out, so that servers, threads and machines without a display can draw, too;
 `to_png(ax)` gives the bytes of a file.
@@ -84,7 +85,7 @@ def panels(count: int, aspect: float, figure: "Figure | None" = None, columns: i
 
 
 def draw_photo(photo: Any, ax: "Axes | None" = None, edges: Edges | None = None, title: str = "") -> "Axes":
-    """A photo; pale outside the patches, where `edges` are given."""
+    """Draw a photo; if `edges` are given, the part outside the patches is pale."""
     photo = _pixels(photo)
     ax = axis_or_new(ax)
     seen_HW = np.ones(photo.shape[:2], bool) if edges is None else _inside(edges, photo.shape[:2])
@@ -137,6 +138,53 @@ def draw_heat(
     if label:
         add_scale([ax], label, percent=percent, marks=_even_mark(even))
     return _bare(ax, title)
+
+
+def draw_matrix(
+    matrix: Any,
+    ax: "Axes | None" = None,
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    digits: int | None = None,
+    cmap: str = "viridis",
+    vmin: float | None = None,
+    vmax: float | None = None,
+    title: str = "",
+    label: str = "",
+) -> "Axes":
+    """A matrix as a picture, a square for each number: attention from each token to each, similarities, weights.
+
+    `rows` and `columns` name its rows and columns. `digits` writes the numbers themselves into the squares, with so
+    many after the point. `label` adds a colour bar that says it.
+    """
+    matrix = as_array(matrix)
+    if matrix.ndim != 2:
+        raise PatchlightError(f"a matrix has rows and columns, not the shape {matrix.shape}; pass one, such as rows[0]")
+    if (rows and len(rows) != matrix.shape[0]) or (columns and len(columns) != matrix.shape[1]):
+        raise PatchlightError(
+            f"{len(rows)} names of rows and {len(columns)} of columns do not fit a matrix of {matrix.shape}"
+        )
+    ax = axis_or_new(ax)
+    seen = _finite(matrix)
+    vmin = float(seen.min()) if vmin is None else vmin
+    vmax = float(seen.max()) if vmax is None else vmax
+    drawn = ax.imshow(matrix, cmap=cmap, vmin=vmin, vmax=vmax if vmax > vmin else vmin + 1, interpolation="nearest")
+    if digits is not None:
+        for (row, column), value in np.ndenumerate(matrix):
+            if not np.isfinite(value):
+                continue
+            red, green, blue, _ = drawn.cmap(drawn.norm(value))
+            ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"  # read on any colour
+            ax.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=SMALL, color=ink)
+    _bare(ax, title)
+    for axis, names in ((ax.xaxis, columns), (ax.yaxis, rows)):
+        if names:
+            axis.set_ticks(range(len(names)), names)
+    ax.tick_params(labelsize=SMALL, labelcolor=INK, length=0)
+    if label:
+        add_scale([ax], label, location="right")
+    return ax
 
 
 def draw_similarity(
@@ -370,10 +418,14 @@ def _pixels(photo: Any) -> Array:
     if isinstance(photo, Image.Image):
         photo = decode(photo)  # upright, and in RGB
     photo = np.asarray(photo.image) if isinstance(photo, Decoded) else as_array(photo)
+    if photo.ndim == 2:
+        photo = np.repeat(photo[..., None], 3, -1)
+    if np.issubdtype(photo.dtype, np.floating) and photo.size and photo.min() >= 0 and photo.max() <= 1:
+        photo = (photo * 255).round().astype(np.uint8)
     if photo.ndim != 3 or photo.shape[2] != 3 or photo.dtype != np.uint8:
         raise PatchlightError(
-            f"a photo to draw on is (height, width, 3) uint8, not {photo.shape} {photo.dtype}; convert it, or pass a "
-            "Pillow image"
+            f"a photo to draw on is (height, width, 3) uint8, or numbers from 0 to 1, not {photo.shape} {photo.dtype}; "
+            "convert it, or pass a Pillow image"
         )
     return photo
 
@@ -399,13 +451,13 @@ def axis_or_new(ax: "Axes | None", width: float = WIDTH, height: float = 3.6) ->
 
 
 def _maps(ax: "Axes") -> list[Any]:
-    """What was drawn with a colour map; a photo has colours of its own, and lines have none."""
+    """The images on these axes that were drawn with a colour map."""
     drawn = [(each, each.get_array()) for each in (*ax.images, *ax.collections)]
     return [each for each, array in drawn if array is not None and array.ndim == 2]
 
 
 def _as_seen(drawn: Any) -> Any:
-    """The map's scale with its colours as they look over mid grey."""
+    """A colour map with the colours that the see-through map has over mid grey, for the colour bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
 
@@ -424,7 +476,7 @@ def _see_through(cmap: str) -> Any:
 
 
 def _top(heats: Array, even: float | None) -> float:
-    """Where the scale ends: at the largest value, unless a spot so bright would darken all the rest."""
+    """Upper end of the scale: the largest value, or less if a few outliers would darken everything else."""
     seen = _finite(heats)
     largest, common = float(seen.max()), 3 * float(np.quantile(seen, 0.99))
     top = max(min(largest, common) if common > 0 else largest, 2 * (even or 0))
@@ -442,13 +494,13 @@ def _finite(values: Any) -> Array:
 
 
 def _greyed(photo_HWC: Array) -> Array:
-    """Grey, and flatter than the photo: what lies over it should look bright by its own value alone."""
+    """The photo in grey with reduced contrast, so that brightness shows the heat alone."""
     grey_HW = 40 + 0.65 * (photo_HWC @ np.array([0.299, 0.587, 0.114]))
     return np.repeat(grey_HW[..., None], 3, -1).astype(np.uint8)
 
 
 def _paled(photo_HWC: Array, seen_HW: Array) -> Array:
-    """The photo, washed out where the model did not see it."""
+    """The photo, paler where the model did not see it."""
     return np.where(seen_HW[..., None], photo_HWC, 190 + photo_HWC // 4).astype(np.uint8)
 
 

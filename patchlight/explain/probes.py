@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor
 from patchlight.config import Size
 from patchlight.errors import PatchlightError
 from patchlight.explain.artifacts import artifact_patches
-from patchlight.explain.attention import image_for, patch_pixels, plain_vit, resolve_queries
+from patchlight.explain.attention import image_for, plain_vit, resolve_queries
 from patchlight.models.attention import Heads
 from patchlight.models.positions import relative_index
 from patchlight.models.token_geometry import TokenGeometry, grid_coordinates, lay_tokens
@@ -34,7 +34,7 @@ def attention_distance(model: Any, image_BCHW: Tensor, sizes: Sequence[Size] | N
     image_BCHW = image_for(vit, image_BCHW)
     image_size, num_prefix = (image_BCHW.shape[-2], image_BCHW.shape[-1]), vit.config.num_prefix
     rows_P, columns_P = grid_coordinates(vit.config.grid_for(image_size), image_BCHW.device)
-    pixels_down, pixels_across = patch_pixels(vit.config, image_size)
+    pixels_down, pixels_across = vit.config.patch_pixels(image_size)
     down_P, across_P = rows_P * pixels_down, columns_P * pixels_across
     layers: list[Tensor] = []
 
@@ -93,7 +93,7 @@ def position_similarity(model: Any, grid: Size | None = None) -> Tensor:
 
 
 def _first_bias(block: Any, geometry: TokenGeometry) -> Tensor:
-    """What is added to the scores, averaged over heads: (N, N)."""
+    """The first block's relative position bias, averaged over heads: (N, N)."""
     assert isinstance(block, Block)
     index_NN = relative_index(geometry.grid, geometry.num_prefix, geometry.device)
     bias = block.attn.mask(dataclasses.replace(geometry, offsets_NN=index_NN), torch.float32)
@@ -116,11 +116,16 @@ def token_norms(model: Any, image_BCHW: Tensor, sizes: Sequence[Size] | None = N
     return norms_LBN if geometry.valid_BN is None else norms_LBN.where(geometry.valid_BN, torch.nan)
 
 
-def patch_similarity(tokens_BND: Tensor, grid: Size, patch: tuple[int, int]) -> Tensor:
-    """How alike the chosen patch's feature and all others' are, as cosines: (B, h, w).
+def patch_similarity(
+    tokens_BND: Tensor, grid: Size, patch: tuple[int, int], *, measure: Literal["cosine", "dot"] = "cosine"
+) -> Tensor:
+    """How alike the chosen patch's feature and all others' are, as cosines or as dot products: (B, h, w).
 
     `tokens_BND` is what `model.tokens` gives (or the patches alone), `patch` a (row, column) on the grid (h, w).
+    Long features have large dot products with everything; a cosine leaves lengths out.
     """
+    if measure not in ("cosine", "dot"):
+        raise PatchlightError(f"measure={measure!r} is not known; it is 'cosine' or 'dot'")
     num_prefix = tokens_BND.shape[1] - math.prod(_checked_grid(grid))
     if num_prefix < 0:
         raise PatchlightError(
@@ -129,7 +134,9 @@ def patch_similarity(tokens_BND: Tensor, grid: Size, patch: tuple[int, int]) -> 
     row, column = patch
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise PatchlightError(f"patch {(row, column)} lies outside the grid of {grid[0]} rows and {grid[1]} columns")
-    patches_BPD = F.normalize(tokens_BND[:, num_prefix:].float(), dim=2)
+    patches_BPD = tokens_BND[:, num_prefix:].float()
+    if measure == "cosine":
+        patches_BPD = F.normalize(patches_BPD, dim=2)
     chosen_BD1 = patches_BPD[:, row * grid[1] + column, :, None]
     return (patches_BPD @ chosen_BD1)[..., 0].unflatten(1, tuple(grid))
 
@@ -165,7 +172,7 @@ def largest_region(mask: Tensor, heat: Tensor | None = None) -> Tensor:
     labels_MP = labels_M1hw.flatten(1).long()
 
     def total(amount_MP: Tensor) -> Tensor:
-        """Summed over each part, by label; what lies in no part has the label 0."""
+        """Sum over each part, by label; label 0 is outside all parts."""
         sums = amount_MP.new_zeros(len(labels_MP), height * width + 1).scatter_add(1, labels_MP, amount_MP)
         return sums[:, 1:]
 
@@ -210,7 +217,7 @@ def attention_shares(model: Any, image_BCHW: Tensor, sizes: Sequence[Size] | Non
 
 
 def _not_zero(total: Tensor) -> Tensor:
-    """To divide by: where there is nothing to share, each share is zero."""
+    """For use as a divisor: zeros become the smallest positive number."""
     return total.clamp(min=torch.finfo(total.dtype).tiny)
 
 

@@ -31,7 +31,7 @@ NUMBERS_TO_TRY = (1, 2, 4, 8, 16, 32, 64, 128)
 """How many neurons are moved, where nobody says: the authors take 10 for OpenCLIP B/16 and 50 for DINOv2 L/14."""
 
 LEFT_OVER = 0.1
-"""The first of these numbers is taken that leaves at most this share of the outliers."""
+"""Of NUMBERS_TO_TRY the first is taken that leaves at most this share of the outliers."""
 
 IMAGES_AT_ONCE = 8
 
@@ -129,7 +129,7 @@ def hidden_units(mlp: nn.Module, x_BND: Tensor) -> Tensor:
 
 
 def _written(block: Block) -> Tensor:
-    """The length of what each hidden neuron adds to a token when its activation is one: (F,)."""
+    """Norm of each hidden neuron's output weights, LayerScale included: (F,)."""
     columns_DF = block.mlp.down.weight.float()
     if block.residual2.scale is not None:
         columns_DF = columns_DF * block.residual2.scale[:, None].float()

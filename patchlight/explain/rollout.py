@@ -20,7 +20,7 @@ from patchlight.models.vit import ViT
 
 Fusion = Literal["mean", "max", "min"]
 Classes = int | str | Sequence[int] | Sequence[str] | Tensor
-"""One for all images or one each, by number or by label."""
+"""A class for all images, or one for each, by number or label."""
 QUERIES_AT_ONCE = 256
 """Rows computed at a time before their heads are fused: bounds the memory, changes nothing."""
 
@@ -125,7 +125,7 @@ def _fused_rows(heads: Heads, fusion: Fusion, gradient_BANE: Tensor | None = Non
 
 
 def _kept(heads: Heads, fusion: Fusion, discard: float, geometry: TokenGeometry) -> Tensor:
-    """Which weights are not among this share of their image's smallest (B, N, N); of equal ones all stay."""
+    """True at weights that stay when this share of each image's smallest is dropped (B, N, N); ties stay."""
     fused_BNN = torch.cat([rows_BQN for _, rows_BQN in _fused_rows(heads, fusion)], 1)
     limits = []
     for index, fused_NN in enumerate(fused_BNN):

@@ -19,17 +19,23 @@ Part = TypeVar("Part", bound=nn.Module)
 
 
 def shuffled_order(num_patches: int, seed: int) -> Tensor:
-    """Which patch comes to each place, a permutation (P,): the same for the same seed."""
+    """A random permutation of the patches (P,), the same for the same seed."""
     return torch.randperm(num_patches, generator=torch.Generator().manual_seed(seed))
 
 
-def shuffle_patches(image_BCHW: Tensor, patch_size: Size, order_P: Tensor) -> Tensor:
-    """The images with patch order_P[i] at place i, counted row by row; the patches have to divide the images."""
+def shuffle_patches(
+    image_BCHW: Tensor, patch_size: Size | int, order_P: Tensor | None = None, *, seed: int = 0
+) -> Tensor:
+    """The images with patch order_P[i] at place i, counted row by row; the patches have to divide the images.
+
+    Without an order one is drawn, the same for the same `seed`. A `patch_size` of one number stands for a square.
+    """
     batch, channels, height, width = image_BCHW.shape
-    down, across = patch_size
+    down, across = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
     if height % down or width % across:
         raise PatchlightError(f"patches of {down}x{across} do not divide images of {height}x{width}")
     h, w = height // down, width // across
+    order_P = shuffled_order(h * w, seed) if order_P is None else order_P
     if sorted(order_P.tolist()) != list(range(h * w)):
         raise PatchlightError(f"the order of {h} x {w} patches is each number from 0 to {h * w - 1} once")
     patches_BPX = image_BCHW.view(batch, channels, h, down, w, across).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
@@ -55,7 +61,7 @@ def without_positions(model: Any) -> ViT:
 
 
 def _without_positions(block: Any) -> Any:
-    """The block, told nothing of where the tokens lie."""
+    """The block with its position information removed."""
     block = _sharing(block)
     block.attn = _sharing(block.attn)
     block.attn.rope = block.attn.relative_bias = None
@@ -63,7 +69,7 @@ def _without_positions(block: Any) -> Any:
 
 
 def _sharing(module: Part) -> Part:
-    """A module of its own with the same parts."""
+    """A shallow copy of the module that shares its parameters."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made

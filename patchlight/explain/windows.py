@@ -68,7 +68,7 @@ def window_attention(
         layers=wanted,
         queries=() if asked is None else tuple(asked),
         tokens=x_BhwD.flatten(1, 2),
-        patch_size=model.config.patch_pixels(stage),
+        patch_size=model.config.patch_pixels(model.config.image_size, stage),
         values=torch.stack([kept_values[layer] for layer in wanted]) if values else None,
     )
 
@@ -87,7 +87,7 @@ def _resolve_queries(queries: Queries, grid: Size) -> list[int] | None:
 
 
 def _places(windows: Windows, device: torch.device) -> Tensor:
-    """Which patch of the grid, in reading order, stands where in which window; h * w for padding: place_Wn."""
+    """For each place in each window the patch that stands there, in reading order; h * w for padding: place_Wn."""
     count = windows.grid[0] * windows.grid[1]
     number_1hw1 = 1 + torch.arange(count, device=device).view(1, *windows.grid, 1)
     place_Wn = windows.split(number_1hw1)[0, :, :, 0] - 1

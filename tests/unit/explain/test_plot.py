@@ -116,9 +116,15 @@ def test_a_grey_pillow_image_is_a_photo() -> None:
     np.testing.assert_array_equal(plot.draw_photo(grey).images[0].get_array(), PHOTO[..., :1].repeat(3, 2))
 
 
-@pytest.mark.parametrize("photo", [PHOTO / 255, PHOTO[..., 0], PHOTO.transpose(2, 0, 1)])
+def test_arrays_of_greys_and_of_numbers_from_0_to_1_are_photos() -> None:
+    np.testing.assert_array_equal(plot.draw_photo(PHOTO / 255).images[0].get_array(), PHOTO)
+    ax = plot.draw_patches(PHOTO[..., 0] / 255, (3, 4))
+    np.testing.assert_array_equal(ax.images[0].get_array(), PHOTO[..., :1].repeat(3, 2))
+
+
+@pytest.mark.parametrize("photo", [PHOTO / 254, PHOTO.astype(float) - 0.1, PHOTO.transpose(2, 0, 1)])
 def test_what_is_no_photo_is_refused(photo: np.ndarray) -> None:
-    with pytest.raises(PatchlightError, match=r"a photo to draw on is \(height, width, 3\) uint8, not \("):
+    with pytest.raises(PatchlightError, match=r"\(height, width, 3\) uint8, or numbers from 0 to 1, not \("):
         plot.draw_photo(photo)
 
 
@@ -402,3 +408,20 @@ def test_the_same_picture_gives_the_same_bytes() -> None:
     first, second = plot.to_png(axes[0].figure), plot.to_png(axes[1])  # an axis is as good as its figure
     assert first == second
     assert Image.open(io.BytesIO(first)).format == "PNG"
+
+
+def test_a_matrix_is_a_square_for_each_number() -> None:
+    matrix = np.array([[0.0, 0.25], [1.0, 0.5], [0.1, 0.2]])
+    ax = plot.draw_matrix(matrix, rows=["a", "b", "c"], columns=["x", "y"], digits=2, label="share")
+    np.testing.assert_array_equal(ax.images[0].get_array(), matrix)
+    assert ax.images[0].get_clim() == (0, 1)
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b", "c"]
+    written = {(*text.get_position(), text.get_text()) for text in ax.texts}
+    assert written == {(c, r, f"{matrix[r, c]:.2f}") for r in range(3) for c in range(2)}
+    dark, bright = (next(text for text in ax.texts if text.get_text() == each) for each in ("0.00", "1.00"))
+    assert (dark.get_color(), bright.get_color()) == ("white", "black")  # viridis is dark at the bottom
+    plot.draw_matrix(np.zeros((2, 2)))  # all the same
+    with pytest.raises(PatchlightError, match="rows and columns, not the shape"):
+        plot.draw_matrix(matrix[0])
+    with pytest.raises(PatchlightError, match="2 names of rows and 0 of columns do not fit"):
+        plot.draw_matrix(matrix, rows=["a", "b"])

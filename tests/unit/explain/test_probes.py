@@ -350,3 +350,15 @@ def plant_length(vit: ViT, places: list[tuple[int, int]]) -> Any:
         return sum_BND
 
     return forward
+
+
+def test_dot_products_know_lengths_and_cosines_do_not() -> None:
+    tokens = torch.tensor(
+        [[[9.0, 9.0], [1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [1.0, 1.0]]]
+    )  # a class token, 2 x 2 patches
+    dots = patch_similarity(tokens, (2, 2), (0, 0), measure="dot")
+    assert dots.tolist() == [[[1, 3], [0, 1]]]
+    cosines = patch_similarity(tokens, (2, 2), (0, 0))
+    torch.testing.assert_close(cosines, torch.tensor([[[1, 1], [0, 0.5**0.5]]]))
+    with pytest.raises(PatchlightError, match="measure='angle' is not known"):
+        patch_similarity(tokens, (2, 2), (0, 0), measure="angle")

@@ -50,3 +50,8 @@ def test_what_cannot_be_is_said() -> None:
         shuffle_patches(torch.zeros(1, 3, 30, 32), (8, 8), torch.arange(16))
     with pytest.raises(PatchlightError, match="each number from 0 to 15 once"):
         shuffle_patches(torch.zeros(1, 3, 32, 32), (8, 8), torch.zeros(16, dtype=torch.long))
+
+
+def test_an_order_is_drawn_where_none_is_given() -> None:
+    noise = torch.randn(1, 3, 8, 8)
+    assert torch.equal(shuffle_patches(noise, 4, seed=2), shuffle_patches(noise, (4, 4), shuffled_order(4, 2)))
