@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast check wheel format clean
+.PHONY: demo test test-fast check docs wheel format clean
 
 demo: .venv/installed
 	$(BIN)/patchlight crop demo --out out/demo
@@ -21,6 +21,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/contract
+
+# The site: the lessons with their pictures, docs/, the API and the command line; fails on a link that leads nowhere.
+docs: .venv/installed-docs
+	$(BIN)/python docs/make_site.py
 
 # What `pip install patchlight` will give: built, installed into an empty environment, and used in an empty folder.
 wheel: .venv/installed-dev
@@ -45,6 +49,10 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Patchlight needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e .
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 # timm and torchvision ask for a torch of their own; tests/oracles.py makes them import beside ours.

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import patchlight as pl
 from patchlight.explain.artifacts import artifact_patches, suppress
-from patchlight.explain.attention import AttentionMaps, attention, patch_pixels
+from patchlight.explain.attention import AttentionMaps, attention
 from patchlight.explain.faithfulness import faithfulness
 from patchlight.explain.probes import largest_region, objectness, token_norms
 from patchlight.explain.registers import add_registers, register_neurons
@@ -172,7 +172,7 @@ def main() -> None:
         cornered = off_centre(photo, box, CORNERS[index % 4])
         for where, (shown, subject) in {"centred": (photo, box), "off-centre": cornered}.items():
             image_BCHW, view = prepared(shown)
-            patch_size = patch_pixels(model.config, size_of(image_BCHW))
+            patch_size = model.config.patch_pixels(size_of(image_BCHW))
             for name, kind in kinds.items():
                 heat_Bhw = kind(image_BCHW).float().to(arguments.device)
                 overlap = box_of(heat_Bhw[0].cpu(), patch_size, view).iou(subject)

@@ -22,11 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import oracles
 from patchlight.errors import PatchlightError
 from patchlight.families import CONFIGS
-from patchlight.weights import staged
 from patchlight.weights.convert import convert
-from patchlight.weights.inspect import recognise, settings_from_shapes
-from patchlight.weights.others import other_named
-from patchlight.weights.timm_architectures import FILE, architectures, layer_scale_name
+from patchlight.weights.family import Shapes, settings_from_shapes
+from patchlight.weights.recognise import other_named, recognise
+from patchlight.weights.timm_configs import FILE, architectures, layer_scale_name
 
 MODULES = (
     "vision_transformer",
@@ -73,9 +72,9 @@ def row(name: str) -> dict[str, Any]:
     reason = why_not(model)
     try:
         found = recognise(model.state_dict(), name)
-        family = found.origin.architecture
+        family = found.family.architecture
         state, _ = convert(found.state, found.origin)
-        settings = (settings_from_shapes if family == "vit" else staged.settings_from_shapes)(state, found, name)
+        settings = settings_from_shapes(Shapes(state, found, name))
     except PatchlightError as error:
         return {"refused": reason or str(error).removeprefix(f"{name}: ")}
     if not reason:

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from patchlight.batch.readers import ClassifySettings as ClassifySettings
+    from patchlight.batch.readers import EmbedSettings as EmbedSettings
     from patchlight.batch.runner import crop_photos as crop_photos
     from patchlight.batch.settings import CropRunSettings as CropRunSettings
     from patchlight.batch.settings import CropSettings as CropSettings
     from patchlight.batch.summary import CropSummary as CropSummary
+    from patchlight.batch.table_run import TableSummary as TableSummary
+    from patchlight.batch.table_run import classify_photos as classify_photos
+    from patchlight.batch.table_run import embed as embed
+    from patchlight.batch.table_run import embed_photos as embed_photos
     from patchlight.classification import Prediction as Prediction
     from patchlight.classification import classify as classify
     from patchlight.config import PreprocessConfig as PreprocessConfig
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from patchlight.errors import PatchlightWarning as PatchlightWarning
     from patchlight.explain.attention import AttentionMaps as AttentionMaps
     from patchlight.explain.attention import attention as attention
+    from patchlight.explain.shuffling import shuffle_patches as shuffle_patches
     from patchlight.families import ConvNeXtConfig as ConvNeXtConfig
     from patchlight.families import SwinConfig as SwinConfig
     from patchlight.families import variant as variant
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
     from patchlight.localizing.detector import Subject as Subject
     from patchlight.localizing.detector import localize as localize
     from patchlight.models.convnext import ConvNeXt as ConvNeXt
+    from patchlight.models.positions import sincos_2d as sincos_2d
+    from patchlight.models.resampling import resample_positions as resample_positions
     from patchlight.models.swin import Swin as Swin
     from patchlight.models.vit import ViT as ViT
     from patchlight.reporting import Progress as Progress
@@ -52,12 +61,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttentionMaps": "patchlight.explain.attention",
     "Box": "patchlight.geometry",
+    "ClassifySettings": "patchlight.batch.readers",
     "ConvNeXt": "patchlight.models.convnext",
     "ConvNeXtConfig": "patchlight.families",
     "Costs": "patchlight.costing",
     "CropRunSettings": "patchlight.batch.settings",
     "CropSettings": "patchlight.batch.settings",
     "CropSummary": "patchlight.batch.summary",
+    "EmbedSettings": "patchlight.batch.readers",
     "Engine": "patchlight.deploy.engines",
     "Exported": "patchlight.deploy.export",
     "ImageError": "patchlight.images.decode",
@@ -72,21 +83,28 @@ _HOMES = {
     "Subject": "patchlight.localizing.detector",
     "Swin": "patchlight.models.swin",
     "SwinConfig": "patchlight.families",
+    "TableSummary": "patchlight.batch.table_run",
     "Trained": "patchlight.training.api",
     "ViT": "patchlight.models.vit",
     "ViTConfig": "patchlight.config",
     "View": "patchlight.geometry",
     "attention": "patchlight.explain.attention",
     "classify": "patchlight.classification",
+    "classify_photos": "patchlight.batch.table_run",
     "costs": "patchlight.costing",
     "crop_photos": "patchlight.batch.runner",
     "decode": "patchlight.images.decode",
+    "embed": "patchlight.batch.table_run",
+    "embed_photos": "patchlight.batch.table_run",
     "export": "patchlight.deploy.export",
     "finetune": "patchlight.training.api",
     "load": "patchlight.weights.load",
     "load_engine": "patchlight.deploy.engines",
     "localize": "patchlight.localizing.detector",
+    "resample_positions": "patchlight.models.resampling",
     "save": "patchlight.weights.save",
+    "shuffle_patches": "patchlight.explain.shuffling",
+    "sincos_2d": "patchlight.models.positions",
     "train": "patchlight.training.api",
     "variant": "patchlight.families",
 }

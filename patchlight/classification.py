@@ -10,7 +10,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import Photo, listed
 from patchlight.weights.groups import Named
-from patchlight.weights.load import Loaded, load_or_given
+from patchlight.weights.load import Loaded, Runs, load_or_given
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,26 @@ class Prediction:
 
 @overload  # a path is a sequence, too, of letters: the first that fits is taken
 def classify(  # type: ignore[overload-overlap]
-    photos: Photo, model: str | os.PathLike[str] | Loaded = ..., top: int = ...
+    photos: Photo, model: str | os.PathLike[str] | Loaded | Runs = ..., top: int = ...
 ) -> Prediction: ...
 
 
 @overload
 def classify(
-    photos: Iterable[Photo], model: str | os.PathLike[str] | Loaded = ..., top: int = ...
+    photos: Iterable[Photo], model: str | os.PathLike[str] | Loaded | Runs = ..., top: int = ...
 ) -> list[Prediction]: ...
 
 
 def classify(
-    photos: Photo | Iterable[Photo], model: str | os.PathLike[str] | Loaded = "default", top: int = 5
+    photos: Photo | Iterable[Photo], model: str | os.PathLike[str] | Loaded | Runs = "default", top: int = 5
 ) -> Prediction | list[Prediction]:
     """The `top` likeliest classes of a photo (a path, a file's bytes, a Pillow image, an array HWC uint8, or what
-    `decode` gave); of several a list, in their order. `model` is what `load` takes, or gave."""
+    `decode` gave); of several a list, in their order. `model` is what `load` takes, or gave, or what `load_engine`
+    gave."""
     several, one = listed(photos)
     loaded = load_or_given(model)
     loaded.check_names_classes()
+    loaded.check_outputs("logits")
     if top < 1:
         raise PatchlightError(f"top={top} must be 1 or more")
     found = [likeliest(loaded, logits_K, top) for logits_K in loaded.predict(several)]

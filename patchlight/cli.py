@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import signal
 import sys
 import warnings
@@ -14,9 +15,10 @@ from typer.core import TyperCommand, TyperGroup
 from patchlight import __version__
 from patchlight.commands.crop import crop
 from patchlight.commands.deploy import bench, export
+from patchlight.commands.embed import dedupe, embed, merge, similar
 from patchlight.commands.evaluate import evaluate
 from patchlight.commands.models import costs, inspect, models
-from patchlight.commands.photos import classify, look, serve
+from patchlight.commands.photos import classify, look, review, serve
 from patchlight.commands.recipes import recipes
 from patchlight.commands.share import install_default, push_to_hub
 from patchlight.commands.train import finetune, train
@@ -66,6 +68,11 @@ for command in (
     models,
     classify,
     crop,
+    embed,
+    similar,
+    dedupe,
+    merge,
+    review,
     serve,
     look,
     recipes,
@@ -80,6 +87,32 @@ for command in (
     app.command(cls=_Command)(command)
 
 
+def in_options(message: str, command: str) -> str:
+    """A message that names arguments as Python has them, for whoever called this command.
+
+    What is an option of the command is written as one: overwrite=True becomes --overwrite, like='x' --like x, and
+    `tiles` --tiles; everything else stays as it is.
+    """
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    params = commands[command].params if command in commands else []
+    options = {param.name: param.opts[0] for param in params if param.param_type_name == "option"}
+
+    def spelled(found: re.Match[str]) -> str:
+        option, value = options.get(found["name"] or found["given"]), found["value"]
+        if option is None:
+            return found[0]
+        return option if value in (None, "True") else f"{option} {value.strip(chr(39))}"
+
+    return _ARGUMENT.sub(spelled, message)
+
+
+_ARGUMENT = re.compile(r"`(?P<name>[a-z_]+)`|(?<![\w.])(?P<given>[a-z_]+)=(?P<value>True|'[^'\s]+'|[A-Z]+\b)")
+
+
+def _command_given() -> str:
+    return sys.argv[1] if len(sys.argv) > 1 else ""
+
+
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
@@ -87,7 +120,8 @@ def _warnings_in_a_line() -> Iterator[None]:
 
         def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
             if issubclass(category, PatchlightWarning):
-                typer.echo(f"patchlight: warning: {' '.join(str(message).split())}", err=True)
+                said = in_options(" ".join(str(message).split()), _command_given())
+                typer.echo(f"patchlight: warning: {said}", err=True)
             else:
                 in_pythons_form(message, category, *where, **more)
 
@@ -109,9 +143,9 @@ def main() -> None:
         with _warnings_in_a_line():
             sys.exit(app(prog_name="patchlight", standalone_mode=False))
     except PatchlightError as error:
-        message = str(error)
+        message = in_options(str(error), _command_given())
     except Stopped as stopped:
-        message, exit_code = str(stopped), 128 + stopped.signal
+        message, exit_code = in_options(str(stopped), _command_given()), 128 + stopped.signal
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:

@@ -40,6 +40,8 @@ class Costs:
     mlp_macs: int
     attention_entries: int
     """Numbers in the attention matrices of all blocks, windows and heads; fused kernels never store them."""
+    attention_entries_by_block: tuple[int, ...]
+    """The same, block by block."""
     activation_bytes: int
     """What training in float32 keeps of one image for the backward pass, with fused attention."""
 
@@ -90,7 +92,8 @@ def _count(config: ModelConfig) -> Costs:
         macs=counter.get_total_flops() // 2,
         attention_macs=sum(count for name, count in flops.items() if name.endswith(".attn")) // 2,
         mlp_macs=sum(count for name, count in flops.items() if name.endswith(".mlp")) // 2,
-        attention_entries=model.attention_entries(),
+        attention_entries=sum(model.attention_entries()),
+        attention_entries_by_block=model.attention_entries(),
         activation_bytes=activation_bytes,
     )
 
@@ -138,7 +141,7 @@ def measure_latency(config: ModelConfig, *, batch: int = 1, device: str = "cpu",
 
 
 def _bytes_kept_for_backward(model: nn.Module, image_1CHW: Tensor) -> int:
-    """The storage that autograd holds on to between forward and backward, parameters left out."""
+    """Bytes that autograd keeps between forward and backward, without parameters."""
     kept: list[Tensor] = []  # alive until counted, or a freed storage's identity could be given out again
 
     def keep(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from patchlight.errors import PatchlightError
 
 
 def resolve_device(name: str | torch.device | None = None) -> torch.device:
-    """The device that is named, or else a GPU where there is one; refused where nothing can be computed."""
+    """The device of this name; None takes a GPU if there is one. A device that cannot compute raises."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.zeros((), device=device).item()  # "meta" makes tensors, too, but they hold nothing

@@ -36,12 +36,12 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 class Unwritable(PatchlightError):  # noqa: N818
-    """A file that cannot be written. What comes next could not be, either."""
+    """A file cannot be written, and neither could the ones that follow (disk full, no permission)."""
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Where the system refuses to write this file, raises `Unwritable`, which says how to go on."""
+    """Turn the system's error on writing this file into `Unwritable`, whose message says what to do."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def printable(name: str) -> str:
-    """The name in one line, whatever bytes are in it."""
+    """A file's name as one printable line, whatever bytes are in it."""
     return name if name.isprintable() else ascii(name)
 
 

@@ -73,7 +73,7 @@ class Box:
         return Box(self.left - dx, self.top - dy, self.right + dx, self.bottom + dy)
 
     def to_ints(self) -> tuple[int, int, int, int]:
-        """The smallest box of whole pixels around it, (left, top, right, bottom)."""
+        """The smallest box of whole pixels that contains it: (left, top, right, bottom)."""
         # The way to a model's pixels and back leaves dust behind the comma, which should not cost a row of pixels.
         dust = 1e-6
         return (
@@ -202,7 +202,7 @@ def fitting_size(source_size: Size, target_size: Size) -> Size:
 
 
 def fit_inside(size: tuple[float, float], longest: int) -> Size:
-    """A size with the same aspect whose longer side is `longest` at most; none becomes larger, and no side nothing."""
+    """Shrink a size, keeping its aspect, until its longer side is at most `longest`; both sides stay at least 1."""
     scale = min(1.0, longest / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 

@@ -40,9 +40,9 @@ OTHER_NAMES: tuple[tuple[str, str, str, str], ...] = (
     ("timm", "scale_attn_inner", "inner_norm", "inner_norm='both'"),
     ("timm", "dynamic_img_size", "image_size", "image_size, of the positions; images may have any size"),
     ("timm", "pretrained_window_sizes", "measuring_windows", "measuring_windows"),
-    ("timm", "drop_rate", "drop_path", "drop_path; there is no dropout"),
-    ("timm", "proj_drop_rate", "drop_path", "drop_path; there is no dropout"),
-    ("timm", "attn_drop_rate", "drop_path", "drop_path; there is no dropout"),
+    ("timm", "drop_rate", "drop_path", "drop_path; there is no dropout before the head"),
+    ("timm", "proj_drop_rate", "dropout", "dropout, also after the positions"),
+    ("timm", "attn_drop_rate", "drop_path", "drop_path; there is no dropout of attention weights"),
     ("transformers", "num_channels", "in_channels", "in_channels"),
     ("transformers", "hidden_size", "width", "width"),
     ("transformers", "hidden_sizes", "widths", "widths"),
@@ -68,9 +68,14 @@ OTHER_NAMES: tuple[tuple[str, str, str, str], ...] = (
     ("transformers", "num_stages", "depths", "depths, blocks of each stage"),
     ("transformers", "num_layers", "depths", "depths, blocks of each stage"),
     ("transformers", "pretrained_window_sizes", "measuring_windows", "measuring_windows"),
-    ("transformers", "hidden_dropout_prob", "drop_path", "drop_path; there is no dropout"),
-    ("transformers", "attention_probs_dropout_prob", "drop_path", "drop_path; there is no dropout"),
-    ("transformers", "attention_dropout", "drop_path", "drop_path; there is no dropout"),
+    ("transformers", "hidden_dropout_prob", "dropout", "dropout"),
+    (
+        "transformers",
+        "attention_probs_dropout_prob",
+        "drop_path",
+        "drop_path; there is no dropout of attention weights",
+    ),
+    ("transformers", "attention_dropout", "drop_path", "drop_path; there is no dropout of attention weights"),
 )
 
 

@@ -1,4 +1,4 @@
-"""How long work tells of itself: `Reporter` is who hears it, and `on_terminal` one that shows it to people."""
+"""How long work reports its progress: a `Reporter` receives it; `on_terminal` gives one that shows it on a terminal."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 30.0
-"""Of progress, where there is no terminal for a bar."""
+"""Seconds between lines of progress, where there is no terminal for a bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +18,16 @@ class Progress:
     """How far a piece of work is."""
 
     what: str
-    """In words that a number follows: "checking photo", "epoch 1.5, step"; or that stand alone, where there is none."""
+    """The words before the number ("checking photo", "epoch 1.5, step"), or the whole line if there is none."""
     done: int = 0
     total: int | None = None
-    """None where it is not known."""
+    """None: not known."""
     how: str = ""
-    """What else there is to say, such as how fast it goes."""
+    """More to show after the number, such as the speed."""
     seconds_left: float | None = None
 
     def line(self) -> str:
-        """All of it, for where there is no bar."""
+        """Everything in one line, for output without a bar."""
         left = "" if self.seconds_left is None else f"{timedelta(seconds=round(self.seconds_left))} left"
         rest = ", ".join(each for each in (self.how, left) if each)
         return self.what + self.number() + (f": {rest}" if rest else "")
@@ -44,12 +44,12 @@ def _ignore(*heard: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """Who hears of long work. Each part is a function of one's own; what is left out hears nothing."""
+    """Receives what long work reports. Pass a function for each kind of report; kinds left out are dropped."""
 
     tell: Callable[[str], None] = _ignore
-    """Of everything that deserves a line."""
+    """Called with each line worth printing."""
     progress: Callable[[Progress], None] = _ignore
-    """Of how far it is, now and then."""
+    """Called with the progress, now and then."""
     stopping: Callable[[], None] = _ignore
     """That a stop was asked for, which waits until all is saved; it may do no more than write to a file number."""
 
@@ -59,7 +59,7 @@ SILENT = Reporter()
 
 @contextlib.contextmanager
 def on_terminal() -> Iterator[Reporter]:
-    """A bar on a terminal, and elsewhere a line from time to time; both on stderr."""
+    """Show a bar on a terminal, or a line from time to time elsewhere; on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do in long work: they ask for a stop, and leave other processes to the one that was asked."""
+"""How long work reacts to SIGINT and SIGTERM: it stops at the next safe moment, and its children ignore them."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ from typing import Any
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 SAME_ONCE_MORE = 1.0
-"""Seconds in which a second signal counts as the first."""
+"""Seconds within which a second signal is taken for the first one again."""
 
 
 class Stopped(BaseException):
@@ -35,14 +35,14 @@ class Stopped(BaseException):
 
 @dataclass
 class StopRequest:
-    """`signal` is the number of the signal that asked for a stop, 0 while none has."""
+    """`signal` is the number of the signal that asked for a stop; 0 until one does."""
 
     signal: int = 0
     _line: str | None = None
 
     @contextlib.contextmanager
     def at_once(self, line: str) -> Iterator[None]:
-        """Inside, a stop that is asked for, or was before, raises `Stopped(line)`; everywhere else it waits."""
+        """Inside this block a stop (also one asked for earlier) raises `Stopped(line)` at once; outside it waits."""
         self._line = line
         try:
             if self.signal:
@@ -86,7 +86,7 @@ def asked_to_stop(on_signal: Callable[[], None] = lambda: None) -> Iterator[Stop
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """SIGINT and SIGTERM that come meanwhile are heard at its end: for what must not be left half done."""
+    """Delay SIGINT and SIGTERM to the end of the block, for work that must not be left half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,14 +140,14 @@ def interrupt_once() -> None:
 
 
 def _imports(frame: Any) -> bool:
-    """Whether this is part of an import."""
+    """Whether the frame belongs to a running import."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     return frame is not None
 
 
 def _act_at_once(number: int, first: float) -> None:
-    """What a signal does by itself, unless it is the same as that of a moment ago."""
+    """Do what the signal does by default, unless it only repeats one that arrived a moment ago."""
     if time.monotonic() - first > SAME_ONCE_MORE:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

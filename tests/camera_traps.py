@@ -44,7 +44,7 @@ def write_frames(
     folder: Path,
     walk: Walk = WALK,
     *,
-    minutes: float = 7,
+    minutes: float = 30,
     serial: str = "A1",
     seed: int = 0,
     animal: tuple[int, int, int] = BRIGHT,

@@ -5,6 +5,7 @@ What is about the process itself (signals, kills, terminals, imports) is tested 
 
 import contextlib
 import io
+import signal
 import sys
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -17,6 +18,7 @@ def patchlight(*arguments: str, cwd: Path) -> CompletedProcess[str]:
     """What the command prints, and its exit code."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code: object = 0
+    before = signal.getsignal(signal.SIGINT)  # the command has its own way to hear Ctrl-C
     with (
         contextlib.chdir(cwd),
         mock.patch.object(sys, "argv", ["patchlight", *arguments]),
@@ -27,6 +29,8 @@ def patchlight(*arguments: str, cwd: Path) -> CompletedProcess[str]:
             main()
         except SystemExit as ended:
             code = ended.code or 0
+        finally:
+            signal.signal(signal.SIGINT, before)
     assert isinstance(code, int), code
     printed, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
     return CompletedProcess(["patchlight", *arguments], code, printed, complained)

@@ -5,8 +5,9 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,14 +93,18 @@ def form(content: bytes, name: str = "photo.jpg", part: str = "photo") -> tuple[
 
 @contextlib.contextmanager
 def serving(
-    *models: str, limits: Limits | None = None, token: str | None = None, remote: bool = False
+    *models: str,
+    exported: Sequence[Path] = (),
+    limits: Limits | None = None,
+    token: str | None = None,
+    remote: bool = False,
 ) -> Iterator[Served]:
     listening = listen(Address(port=0))
     port = listening.getsockname()[1]
     access = access_policy(Address(port=port, token=token), port)
     if remote:
         access = type(access)(token=access.token, hosts=access.hosts, remote=True)
-    engine = Engine(models or ("default",), limits=limits)
+    engine = Engine(models or ("default",), exported=exported, limits=limits)
     served = Served(port, access.token, engine)
     config = uvicorn.Config(
         make_app(engine, access, served.log.append), log_config=None, access_log=False, ws="none", server_header=False

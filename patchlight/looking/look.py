@@ -17,7 +17,6 @@ from patchlight.explain.artifacts import DEVIATIONS, LEAST_RATIO, artifact_patch
 from patchlight.explain.attention import (
     Layers,
     heat_on_photo,
-    patch_pixels,
     plain_vit,
     resolve_layers,
     resolve_queries,
@@ -29,8 +28,8 @@ from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
 from patchlight.reporting import SILENT, Progress, Reporter
-from patchlight.weights.convert import PROJECTIONS
 from patchlight.weights.load import Loaded, load_or_given
+from patchlight.weights.vit.names import PROJECTIONS
 
 LARGE, SMALL = 1000, 500
 """Pixels that a photo's longer side is drawn with at most: beside one map, and among many."""
@@ -66,6 +65,7 @@ def look(
     """
     start = time.perf_counter()
     loaded = load_or_given(model)
+    loaded.check_has_weights("look")
     plain_vit(loaded)  # says so, where it is no ViT
     loaded = cast(_LoadedViT, loaded)
     if out is not None:
@@ -104,7 +104,7 @@ class _Scene:
         self.grid = config.grid_for(self.view.model_size)
         self.even = 1 / (num_prefix + self.grid[0] * self.grid[1])
         """Each token's share of an attention that makes no difference."""
-        self.patch_size = patch_pixels(config, self.view.model_size)
+        self.patch_size = config.patch_pixels(self.view.model_size)
         self.photo_HWC = _drawn(decoded, LARGE)
         self.small_HWC = _drawn(decoded, SMALL)
         self.edges = plot.view_edges(self.view, self.grid, self.patch_size, self.photo_HWC.shape[:2])

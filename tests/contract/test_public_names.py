@@ -8,9 +8,19 @@ import pytest
 import patchlight
 
 PUBLIC = [
-    *("AttentionMaps", "Box", "ConvNeXt", "ConvNeXtConfig", "Costs", "CropRunSettings", "CropSettings"),
+    *(
+        "AttentionMaps",
+        "Box",
+        "ClassifySettings",
+        "ConvNeXt",
+        "ConvNeXtConfig",
+        "Costs",
+        "CropRunSettings",
+        "CropSettings",
+    ),
     *(
         "CropSummary",
+        "EmbedSettings",
         "Engine",
         "Exported",
         "ImageError",
@@ -20,9 +30,23 @@ PUBLIC = [
         "PatchlightWarning",
         "Prediction",
     ),
-    *("PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig", "Trained", "ViT"),
-    *("ViTConfig", "View", "attention", "classify", "costs", "crop_photos", "decode", "export", "finetune", "load"),
-    *("load_engine", "localize", "save", "train", "variant"),
+    *("PreprocessConfig", "Progress", "Reporter", "Subject", "Swin", "SwinConfig", "TableSummary", "Trained", "ViT"),
+    *(
+        "ViTConfig",
+        "View",
+        "attention",
+        "classify",
+        "classify_photos",
+        "costs",
+        "crop_photos",
+        "decode",
+        "embed",
+        "embed_photos",
+        "export",
+        "finetune",
+        "load",
+    ),
+    *("load_engine", "localize", "resample_positions", "save", "shuffle_patches", "sincos_2d", "train", "variant"),
 ]
 
 

@@ -2,10 +2,10 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -41,9 +41,11 @@ def test_ctrl_c_in_the_midst_of_an_import_ends_the_process_and_says_nothing(tmp_
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
     in_a_process("--help", cwd=tmp_path)  # byte-compiles
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     answer = in_a_process("--help", cwd=tmp_path)
-    assert time.perf_counter() - start < 1
+    assert (
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
+    )  # the processor's time, however busy it is
     assert answer.returncode == 0
     assert "costs" in answer.stdout
     assert in_a_process(cwd=tmp_path).stdout == answer.stdout
@@ -159,7 +161,7 @@ def test_classify_says_first_what_is_sure(pets: Path) -> None:
 def test_a_bad_photo_or_model_is_one_line(pets: Path) -> None:
     for arguments, says in (
         (("classify", "page.jpg", "--model", "model"), "page.jpg: not-an-image"),
-        (("classify", "red.png", "--model", "model", "--device", "meta"), "device='meta' does not compute here"),
+        (("classify", "red.png", "--model", "model", "--device", "meta"), "--device meta does not compute here"),
         (("classify", "red.png", "--model", "absent"), "absent: no such file, folder or catalogue name"),
         (("classify", "red.png", "--model", "page.jpg"), "page.jpg: an HTML page, not a checkpoint"),
         (("classify", "red.png", "--model", "model", "--set", "num_classes=0"), "has no head to classify with"),
@@ -185,7 +187,7 @@ def test_a_bad_photo_or_model_is_one_line(pets: Path) -> None:
         (["costs", "B/16", "--set", "widht=3"], "did you mean 'width'?"),
         (["costs", "B/16", "--set", "width"], "write NAME=VALUE"),
         (["costs", "B/16", "--set", "image_size=[1,2,3]"], "image_size=(1, 2, 3) should be"),
-        (["costs", "B/16", "--time", "--device", "nonsense"], "device='nonsense'"),
+        (["costs", "B/16", "--time", "--device", "nonsense"], "--device nonsense"),
         (["costs", "B/16", "--batch", "0"], "--batch"),
         (["costs", "absent.json"], "absent.json: cannot be read"),
         (["costs", "broken.json"], "broken.json: the config is not valid JSON"),

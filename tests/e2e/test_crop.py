@@ -11,27 +11,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from camera_traps import Walk, save_bright, write_frames
 from crop_runs import everything_in, make_photos, rows_of, save_model
 from patchlight import reporting
+from patchlight.batch.overrides import add_correction
 from patchlight.commands.crop import with_flags
 from patchlight.reporting import Progress
 
 PROGRAM = """
-import sys, time
+import json, sys, time
 import patchlight as pl
 from patchlight.signals import Stopped
 
 def main():
-    photos, out, model, workers, pause, burst = sys.argv[1:]
+    photos, out, model, workers, pause, settings = sys.argv[1:]
     def progress(now):
         print(now.done, flush=True)
         time.sleep(float(pause))
     try:
-        settings = pl.CropSettings(burst=bool(int(burst)))
+        settings = pl.CropSettings(**json.loads(settings))
         how = pl.CropRunSettings(device="cpu", workers=int(workers))
         summary = pl.crop_photos(photos, out, settings, how, model=model, reporter=pl.Reporter(progress=progress))
     except pl.PatchlightError as error:
@@ -59,12 +61,12 @@ def photos(tmp_path: Path) -> Path:
 
 
 def start(
-    tmp_path: Path, model: Path, out: Path, *, workers: int = 2, pause: float = 0.0, burst: bool = False
+    tmp_path: Path, model: Path, out: Path, *, workers: int = 2, pause: float = 0.0, **settings: Any
 ) -> "subprocess.Popen[str]":
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     return subprocess.Popen(
-        [sys.executable, program, tmp_path / "photos", out, model, str(workers), str(pause), str(int(burst))],
+        [sys.executable, program, tmp_path / "photos", out, model, str(workers), str(pause), json.dumps(settings)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -126,6 +128,35 @@ def test_kill_at_any_point(tmp_path: Path, photos: Path, model: Path) -> None:
     assert 0 < journals[1] < journals[2] < journals[3] < 91
     assert int(said.split()[-1]) == 91 - journals[3], "what was finished is not done again"
     assert everything_in(out) == everything_in(whole)
+
+
+def test_kill_a_run_whose_crops_wait_for_one_scale(tmp_path: Path, photos: Path, model: Path) -> None:
+    """While it looks, while it cuts, and with corrections that come in between."""
+    asked = {"size": "60x60", "scale": "same", "cutout": True, "sort": "decision", "subjects": None}
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    for folder in (whole, out):
+        folder.mkdir()
+        spot = {"decision": "subject", "boxes": [[5, 5, 155, 115]], "label": "Fox"}
+        add_correction(folder, str(photos / "003.jpg"), spot)
+        add_correction(folder, str(photos / "004.jpg"), {"decision": "none", "boxes": []})
+    assert finish(start(tmp_path, model, whole, **asked))[0] == 3
+    lines = []
+    for more in (8, 30):
+        process = start(tmp_path, model, out, pause=0.1, **asked)
+        kept = out / ".run" / "journal.jsonl"
+        before = kept.read_bytes().count(b"\n") if kept.exists() else 0
+        deadline = time.monotonic() + 60
+        while not kept.exists() or kept.read_bytes().count(b"\n") < before + more:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        finish(process)
+        assert_all_end(process.pid)
+        lines.append(kept.read_bytes().count(b"\n"))
+    assert lines[0] < 31 < lines[1] < 31 + 31, "once while it looked, and once while it cut"
+    assert finish(start(tmp_path, model, out, **asked))[0] == 3
+    assert everything_in(out) == everything_in(whole)
+    assert finish(start(tmp_path, model, out, **asked))[1].split()[-2:] == ["computed", "0"]
 
 
 def test_kill_a_run_of_camera_traps(tmp_path: Path) -> None:
@@ -304,9 +335,11 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
     assert "4 files skipped: not photos (.txt 2, no ending 1, .mov 1)\n" in done.stdout
     assert "not among these" not in done.stdout
     (tmp_path / "photos" / "001.jpg").unlink()
-    said = "1 crop kept, whose photo is gone or cannot be reached\n"
-    assert said in crop("photos").stdout
-    assert crop("photos/notes.txt").stdout.startswith("1 photo: nothing; 1 failed; 0 crops in found\n")
+    said = "1 crop kept, whose photo is not among these or cannot be reached\n"
+    again = crop("photos").stdout
+    assert again.startswith("1 gone, 2 as before\n2 photos")
+    assert said in again
+    assert crop("photos/notes.txt").stdout.startswith("1 new\n1 photo: nothing; 1 failed; 0 crops in found\n")
 
 
 @pytest.mark.parametrize(
@@ -316,7 +349,7 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
         ("min_area=3.0 is a share", "--min-area 3.0 is a share"),
         ("batch_size=0 must be 1 or more", "--batch 0 must be 1 or more"),
         ("out='' is not a folder", "--out '' is not a folder"),
-        ("burst=True does not go with tiles=2, for", "--burst does not go with --tiles 2, for"),
+        ("empty_below=1.5 is a confidence", "--empty-below 1.5 is a confidence"),
         ("o: was started with margin=0.03, not 0.1; use", "o: was started with --margin 0.03, not 0.1; use"),
         ('o: was started with aspect="free", not "1:1"; use', 'o: was started with --aspect "free", not "1:1"; use'),
         ("o: was started with subjects=null, not 1; use", "o: was started with --subjects all, not 1; use"),
@@ -411,5 +444,8 @@ def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
     assert "5 none" in done.stdout
     assert "8 bursts, 5 of them empty; 5 empty frames" in done.stdout
     assert "no valid time" not in done.stdout
-    images = json.loads((tmp_path / "found" / "megadetector.json").read_text())["images"]
-    assert [image["file"] for image in images if image["detections"]] == ["A1_001.jpg", "A1_003.jpg", "A1_006.jpg"]
+    assert "times: 8 by EXIF" in done.stdout
+    written = json.loads((tmp_path / "found" / "megadetector.json").read_text())
+    least = written["info"]["detector_metadata"]["typical_detection_threshold"]
+    shown = [image["file"] for image in written["images"] if max(each["conf"] for each in image["detections"]) >= least]
+    assert shown == ["A1_001.jpg", "A1_003.jpg", "A1_006.jpg"]

@@ -15,7 +15,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 import patchlight as pl
 from command_line import patchlight
 from crop_runs import rows_of
-from patchlight.localizing.detector import MOVING, Detector
+from patchlight.localizing.detector import Detector
+from patchlight.weights.groups import MOVING
 from served import serving
 
 ROOT = Path(__file__).parents[2]

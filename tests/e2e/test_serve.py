@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import patchlight as pl
 from served import form
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -105,12 +104,6 @@ def test_mistakes_are_one_line() -> None:
     assert "--allow-remote and --token" in one_line("--host", "0.0.0.0")
     assert "16 characters" in one_line("--host", "0.0.0.0", "--allow-remote", "--token", "short")
     assert "no such file, folder or catalogue name" in one_line("--port", "0", "--model", "nothing-like-it")
-
-
-def test_other_families_are_refused_by_name(tmp_path: Path) -> None:
-    config = pl.variant("swin-T", image_size=56, depths=(1, 1), num_heads=(1, 2), width=8, window_size=7, num_classes=2)
-    pl.save(pl.Swin(config).eval(), tmp_path / "swin")
-    assert "is a Swin, and the page shows ViTs" in one_line("--port", "0", "--model", str(tmp_path / "swin"))
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from command_line import patchlight
 from models_at_random import tiny_vit
 from patchlight import reporting
 from patchlight.commands import train as train_command
@@ -51,8 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "patchlight", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    return patchlight(*arguments, cwd=folder)
 
 
 def test_train_evaluate_and_load(folder: Path) -> None:
@@ -82,10 +82,10 @@ def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
         _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     assert "\npatchlight: stopping as soon as all is saved; a second time stops at once\n" in error
-    assert error.endswith("; run the same command with --resume to continue\n")
+    assert error.endswith("; run it again with --resume to continue\n")
     judged = run(folder, "evaluate", "stopped", "photos")
     assert (judged.returncode, judged.stderr.count("\n")) == (2, 1)
-    assert "stopped: this run is not finished; the command that began it goes on with --resume" in judged.stderr
+    assert "stopped: this run is not finished; resume the training first" in judged.stderr
     assert run(folder, *long, "--out", "stopped", "--resume").returncode == 0
     assert run(folder, *long, "--out", "whole").returncode == 0
     ended = [fingerprint(load(folder / name).model.state_dict()) for name in ("stopped", "whole")]
@@ -116,6 +116,27 @@ def test_finetune_says_what_it_chose(folder: Path) -> None:
     assert done.stderr.startswith("20 photos in 2 classes: the head alone learns, on frozen features")
     mine = load(folder / "mine").model
     assert fingerprint(mine.blocks.state_dict()) == fingerprint(load(folder / "start").model.blocks.state_dict())
+
+
+def test_folders_that_are_called_like_groups_make_a_detector_of_ones_own(folder: Path) -> None:
+    """`patchlight finetune labelled/` and `patchlight crop --model`, and nothing else: no empty photo gets a box that
+    counts, and none is `unsure` because of what it is called."""
+    (folder / "photos" / "dark").rename(folder / "photos" / "empty")
+    (folder / "photos" / "light").rename(folder / "photos" / "animal")
+    done = run(folder, "finetune", "photos", "--out", "mine", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "groups by the names of the classes: animal and empty" in done.stderr
+    groups = load(folder / "mine").groups
+    assert groups is not None
+    assert groups.paths == ("animal", "empty")
+    command = ["photos", "--out", "found", "--model", "mine", "--boxes-only", "--format", "megadetector"]
+    done = run(folder, "crop", *command, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (folder / "found" / "results.jsonl").read_text().splitlines()]
+    assert {(Path(row["path"]).parent.name, row["group"]) for row in rows} == {("animal", "animal"), ("empty", "empty")}
+    assert {row["decision"] for row in rows if row["group"] == "empty"} == {"none"}
+    categories = json.loads((folder / "found" / "megadetector.json").read_text())["detection_categories"]
+    assert list(categories.values()) == ["animal", "person", "vehicle"]
 
 
 def test_finetune_is_resumed_as_it_was_begun(folder: Path) -> None:
@@ -237,13 +258,13 @@ def test_one_class_is_refused_before_anything_is_chosen(folder: Path, tmp_path: 
         (["train", "recipe.py", "--set", "lr=1", "--out", "run"], "unknown setting 'lr' of a run; did you mean"),
         (
             ["train", "recipe.py", "--set", "data.train=nowhere", "--out", "run"],
-            "; --set data.train=PHOTOS names others",
+            "; set data.train to the photos to learn from",
         ),
         (["train", "recipe.py", "--set", "data.train=", "--out", "run"], "data.train is empty; give a path"),
-        (["train", "recipe.py", "--device", "meta", "--out", "run"], "device='meta' does not compute here"),
+        (["train", "recipe.py", "--device", "meta", "--out", "run"], "--device meta does not compute here"),
         (["train", "recipe.py", "--set", "data.train=a/cifar10", "--out", "run"], "recipes/fetch_cifar10.py a/cifar10"),
-        (["evaluate", "default", "photos", "--device", "gpu"], "device='gpu' does not compute here"),
-        (["train", "recipe.py", "--device", "abacus", "--out", "run"], "device='abacus' does not compute here"),
+        (["evaluate", "default", "photos", "--device", "gpu"], "--device gpu does not compute here"),
+        (["train", "recipe.py", "--device", "abacus", "--out", "run"], "--device abacus does not compute here"),
         (["train", "recipe.py", "--out", "recipe.py"], "recipe.py: "),
         (["finetune", "photos", "--model", "nowhere", "--out", "run"], "nowhere"),
     ],

@@ -87,4 +87,4 @@ def test_another_number_of_classes_is_one_line(
     command = ["train", "my_recipe.py", "--out", str(tmp_path / "run"), "--set", "model.num_classes=10"]
     run = subprocess.run([sys.executable, "-m", "patchlight", *command], cwd=folder, capture_output=True, text=True)
     assert run.returncode == 2
-    assert "--set model.num_classes=3" in run.stderr
+    assert "set model.num_classes=3" in run.stderr

@@ -72,6 +72,7 @@ def test_swin_by_hand() -> None:
     assert counted.mlp_macs == sum(t * 8 * w**2 for t, w in zip(tokens, widths, strict=True))
     assert counted.attention_macs == sum(p * 4 * w**2 + 2 * p * 16 * w for p, w in zip(padded, widths, strict=True))
     assert counted.attention_entries == 2 * 192 * 16 + 3 * 64 * 16
+    assert counted.attention_entries_by_block == (2 * 192 * 16, 3 * 64 * 16)
     embedding, merging, head = 160 * 48 * 12, 40 * 48 * 24, 24 * 5
     assert counted.macs == counted.attention_macs + counted.mlp_macs + embedding + merging + head
 
@@ -85,6 +86,7 @@ def test_swin_grows_linearly_and_a_vit_does_not() -> None:
     assert growth("convnext-T") == pytest.approx(4, rel=0.03)
     assert growth("S/16") > 8
     assert costs(variant("convnext-T")).attention_entries == 0
+    assert costs(variant("Ti/16")).attention_entries_by_block == (3 * 197**2,) * 12
 
 
 def test_memory_kept_is_what_training_keeps() -> None:

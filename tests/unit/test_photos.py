@@ -53,6 +53,8 @@ def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
             return pl.localize(photo, loaded).heat_hw
         case "predict":
             return loaded.predict(photo)
+        case "embed":
+            return torch.from_numpy(pl.embed(photo, loaded))
         case "transform":
             return loaded.transform(photo)
         case "look":
@@ -67,9 +69,10 @@ def of_one(name: str, photo: Any, loaded: pl.Loaded) -> torch.Tensor:
 OF_SEVERAL: dict[str, Callable[[Any, pl.Loaded], list[Any]]] = {
     "classify": lambda photos, loaded: [torch.tensor(one.probabilities) for one in pl.classify(photos, loaded)],
     "predict": lambda photos, loaded: list(loaded.predict(photos)),
+    "embed": lambda photos, loaded: [torch.from_numpy(one) for one in pl.embed(photos, loaded)],
     "localize": lambda photos, loaded: [one.heat_hw for one in pl.localize(photos, loaded)],
 }
-ALL = ("decode", "preprocess", "transform", "predict", "classify", "localize", "export")
+ALL = ("decode", "preprocess", "transform", "predict", "classify", "embed", "localize", "export")
 
 
 def test_every_public_function_that_takes_photos_is_among_them() -> None:
