@@ -64,9 +64,10 @@ class Kind:
         absent = next((each for each in self.needs if importlib.util.find_spec(each) is None), None)
         if absent is not None:
             return f"{absent} is not installed; pip install 'patchlight[{self.extra}]'"
-        if self.precision == "bfloat16":
-            if "BF16" not in openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-                return "this processor does not compute bfloat16"
+        if self.precision == "bfloat16" and "BF16" not in openvino_core().get_property(
+            "CPU", "OPTIMIZATION_CAPABILITIES"
+        ):
+            return "this processor does not compute bfloat16"
         return None
 
 

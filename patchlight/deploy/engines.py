@@ -234,7 +234,6 @@ def openvino_core() -> Any:
 
 
 def _openvino(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
-    openvino = _needed("openvino", "openvino")
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": OPENVINO_HINTS[manifest["precision"]]}
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
