@@ -37,7 +37,7 @@ from patchlight.images.decode import (
     to_rgb,
 )
 from patchlight.images.keywords import with_iptc_keywords, with_keywords
-from patchlight.images.pad import padded, parse_colour
+from patchlight.images.pad import colour_in, padded, parse_colour
 
 Pixels = tuple[int, int, int, int]
 """(left, top, right, bottom), whole pixels."""
@@ -63,6 +63,12 @@ _FAST_WEBP = {"quality": _WEBP_QUALITY, "method": 0}
 
 _WEBP_MOST = 16_383
 """Pixels of a side."""
+
+_TOO_RICH = "encoding error 6"
+"""What Pillow says where a lossy WebP has more in its first part than the 512 KB that fit: of some 20 megapixels on."""
+
+_RICHER_WEBP = ({"method": 2}, {"lossless": True, "quality": 0, "method": 0})
+"""How it is written then: with more care, and if that is not enough, without loss, which has no such limit."""
 
 _KEPT_COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "zstd", "lzma")
 
@@ -247,7 +253,8 @@ def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cu
             return lossless
     in_rgb = _is_coded_in_rgb(image)
     # Its colours as the file holds them need no turning to RGB and back, which takes time and rounds twice.
-    mode = "YCbCr" if image.mode == "RGB" and not in_rgb and not how.cutout else None
+    transparent = how.cutout and how.background is None
+    mode = "YCbCr" if image.mode == "RGB" and not in_rgb and not transparent else None
     settings: dict[str, Any] = {
         "qtables": [image.quantization[key] for key in sorted(image.quantization)],
         "progressive": bool(image.info.get("progressive")),
@@ -266,19 +273,18 @@ def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cu
         scale = held.height / stored_size[0], held.width / stored_size[1]
     crops = []
     if how.cutout:
-        if image.mode != "RGB":
-            settings, profile = {"qtables": settings["qtables"][:2]}, None  # a profile of greys, or of inks
-        photo = _Upright(to_rgb(image, _WHITE), size, orientation, scale)
+        if image.mode not in ("RGB", "YCbCr"):
+            settings, profile = {"qtables": (settings["qtables"] * 2)[:2]}, None  # a profile of greys, or of inks
+            image = to_rgb(image, _WHITE)
+        photo = _Upright(image, size, orientation, scale)
         for box, region in zip(boxes, regions, strict=True):
             part = _without_background(photo, box, region, how, heat)
-            if how.background is None:
+            if transparent:
                 target = "WEBP" if max(part.size) <= _WEBP_MOST else "PNG"
                 kept = _with_xmp(_FAST_WEBP if target == "WEBP" else {}, target, image.info, how.keywords)
                 crops.append(Crop(_encoded(part, target, exif, profile, kept), target, region, part.size))
             else:
                 kept = settings | {"extra": _xmp_and_iptc(image.info, (part.height, part.width), keywords=how.keywords)}
-                if image.mode == "L":
-                    kept |= {"qtables": (settings["qtables"] * 2)[:2]}
                 crops.append(Crop(_encoded(part, "JPEG", exif, profile, kept), "JPEG", region, part.size, encoded=True))
         return crops
     photo = _Upright(image, size, orientation, scale)
@@ -559,7 +565,7 @@ class _Upright:
 
 
 def _without_background(photo: _Upright, box: Box, region: Pixels, how: Cut, heat: HeatMap | None) -> Image.Image:
-    """The subject alone: RGBA, transparent where it is not, or RGB on the background that is wanted."""
+    """The subject alone: RGBA, transparent where it is not, or of the photo's mode on the background that is wanted."""
     bare = replace(how, pad="black")
     if photo.image.mode == "RGBA":
         alpha = replace(photo, image=photo.image.getchannel("A"))
@@ -567,7 +573,7 @@ def _without_background(photo: _Upright, box: Box, region: Pixels, how: Cut, hea
     else:
         assert heat is not None
         shown = around(box, photo.size)
-        seen = photo.part(shown, Cut(longest=WORKING_SIDE))
+        seen = photo.part(shown, Cut(longest=WORKING_SIDE)).convert("RGB")
         part = photo.part(region, bare)
         left, top, right, bottom = region
         across, down = part.width / (right - left), part.height / (bottom - top)
@@ -584,7 +590,7 @@ def _without_background(photo: _Upright, box: Box, region: Pixels, how: Cut, hea
             shape.paste(mask.crop(edges), edges)
             mask = shape
     if how.background is not None:
-        under = Image.new("RGB", part.size, parse_colour(how.background, "background"))
+        under = Image.new(part.mode, part.size, colour_in(part, parse_colour(how.background, "background")))
         under.paste(part, mask=mask)
         return under
     # Nothing of the background is left in the file, which is smaller for it, too.
@@ -616,9 +622,15 @@ def _encoded(
     if profile:
         settings["icc_profile"] = profile
     part.info.pop("exif", None)  # or it would be written as it was
-    file = io.BytesIO()
-    part.save(file, file_format, **settings)
-    return file.getvalue()
+    ways = [settings, *(settings | each for each in _RICHER_WEBP)] if file_format == "WEBP" else [settings]
+    while True:
+        file = io.BytesIO()
+        try:
+            part.save(file, file_format, **ways.pop(0))
+            return file.getvalue()
+        except ValueError as error:
+            if not ways or _TOO_RICH not in str(error):
+                raise
 
 
 def exif_of_crop(exif: bytes, size: Size, orientation: int) -> bytes | None:

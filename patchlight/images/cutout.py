@@ -37,7 +37,7 @@ _CONTRAST = 3.0
 """Of the border."""
 _LEAST = 0.05
 """The share of a box that its mask covers at least; else the mask has lost the subject, and is the box."""
-_TILE = 256
+_TILE = 64
 """Pixels that are drawn at a time."""
 
 
@@ -83,7 +83,9 @@ def fine_mask(
     """The mask, mode L, of an RGB crop in which the image that `mask_HW` is of, lies at (left, top, right, bottom)."""
     grey_HW1 = np.asarray(seen.convert("L"), np.float32)[:, :, None] / np.float32(255)
     slope_HW1, level_HW = _Guided(grey_HW1, _CLOSE, _LIKE).coefficients(mask_HW)
-    slope, level = Image.fromarray(np.ascontiguousarray(slope_HW1[..., 0])), Image.fromarray(level_HW)
+    # In levels of 0 to 255, with the contrast in it: what is drawn is slope * light + level.
+    slope = Image.fromarray(_CONTRAST * slope_HW1[..., 0])
+    level = Image.fromarray(255 * ((level_HW - 0.5) * _CONTRAST + 0.5))
     # Wherever the mask is not the same all around, its border may be.
     open_HW = (_means(mask_HW, 2) > 0.02) & (_means(mask_HW, 2) < 0.98)
     coarse = Image.fromarray((255 * mask_HW).round().clip(0, 255).astype(np.uint8))
@@ -108,9 +110,8 @@ def fine_mask(
                 tile = coarse.resize(size, Image.Resampling.BOX, ends)
             else:
                 a, b = (np.asarray(each.resize(size, Image.Resampling.BILINEAR, ends)) for each in (slope, level))
-                light_HW = np.asarray(crop.crop((x0, y0, x1, y1)).convert("L"), np.float32) / 255
-                sharp_HW = (a * light_HW + b - 0.5) * _CONTRAST + 0.5
-                tile = Image.fromarray((255 * sharp_HW).round().clip(0, 255).astype(np.uint8))
+                light_HW = np.asarray(crop.crop((x0, y0, x1, y1)).convert("L"))
+                tile = Image.fromarray((a * light_HW + b).round().clip(0, 255).astype(np.uint8))
             drawn.paste(tile, (x0, y0))
     return drawn
 

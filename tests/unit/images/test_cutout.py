@@ -8,6 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from patchlight.geometry import Box
+from patchlight.images import crop as crop_module
 from patchlight.images.crop import Cut, cut_out
 from patchlight.images.cutout import HeatMap
 
@@ -106,3 +107,15 @@ def test_the_same_photo_gives_the_same_bytes(tmp_path: Path) -> None:
     image.save(tmp_path / "a.jpg")
     (one,), (other,) = (cut_out(tmp_path / "a.jpg", [BOX], Cut(cutout=True), heat=coarse_heat(mask)) for _ in range(2))
     assert one.content == other.content
+
+
+def test_a_crop_that_is_too_rich_for_a_lossy_webp_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From some 16 megapixels on what WebP writes first may exceed the 512 KB that it has for it."""
+    part, settings = Image.effect_noise((4096, 4096), 12).convert("RGB"), crop_module._FAST_WEBP
+    content = crop_module._encoded(part, "WEBP", None, None, settings)
+    assert b"VP8 " in content[:64]
+    monkeypatch.setattr(crop_module, "_RICHER_WEBP", crop_module._RICHER_WEBP[1:])
+    assert b"VP8L" in crop_module._encoded(part, "WEBP", None, None, settings)[:64], "without loss there is no limit"
+    monkeypatch.setattr(crop_module, "_RICHER_WEBP", ())
+    with pytest.raises(ValueError, match=crop_module._TOO_RICH):
+        crop_module._encoded(part, "WEBP", None, None, settings)
