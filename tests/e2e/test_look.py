@@ -1,5 +1,7 @@
 """`patchlight look` as a user runs it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,6 @@ from command_line import patchlight
 from models_at_random import tiny_vit
 from patchlight.looking.page import TEXTS
 from patchlight.weights.save import save
-from warm_python import run_warm
 
 
 @pytest.fixture
@@ -66,6 +67,6 @@ def test_without_matplotlib_the_extra_is_named(folder: Path) -> None:
         "import sys; sys.modules['matplotlib'] = None; from patchlight.cli import main; "
         "sys.argv = ['patchlight', 'look', 'grey.png', '--model', 'model']; main()"
     )
-    answer = run_warm(["-c", code], cwd=folder)
+    answer = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
     assert answer.stderr == "patchlight: pictures need matplotlib: pip install 'patchlight[plot]'\n"
