@@ -72,7 +72,7 @@ def test_train_evaluate_and_load(folder: Path) -> None:
 
 
 def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
-    long = ["train", "recipe.py", "--set", "epochs=300", "--set", "checkpoint_every=20"]
+    long = ["train", "recipe.py", "--set", "epochs=60", "--set", "checkpoint_every=20"]
     with WarmPython(["-m", "patchlight", *long, "--out", "stopped"], cwd=folder) as process:
         metrics = folder / "stopped" / "metrics.jsonl"
         while not (metrics.exists() and metrics.read_text()):
