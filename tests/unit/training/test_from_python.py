@@ -235,7 +235,7 @@ def test_numbers_beyond_the_classes_and_what_is_no_recipe(photos: Path, tmp_path
         pl.PatchlightError, match=r"^Coloured: label 2, but 2 classes; labels count the classes from 0$"
     ):
         pl.train(settings(), tmp_path / "run", photos=Coloured(photos, classes=["a", "b"]), reporter=SILENT)
-    with pytest.raises(pl.PatchlightError, match=r"recipe=5 is none; give a TrainConfig"):
+    with pytest.raises(pl.PatchlightError, match=r"recipe=5 is not a recipe; give a TrainConfig"):
         pl.train(5, tmp_path / "run")  # type: ignore[arg-type]
     with pytest.raises(pl.PatchlightError, match=r"no-recipe: there is no such recipe"):
         pl.train("no-recipe", tmp_path / "run")
