@@ -58,7 +58,7 @@ class WarmPython:
         }
         pipes = [os.pipe() for _ in range(3)]
         try:
-            socket.send_fds(_first(), [json.dumps(request).encode()], [write for _, write in pipes])
+            socket.send_fds(_first(), [json.dumps(request).encode() + b"\n"], [write for _, write in pipes])
         finally:
             for _, write in pipes:
                 os.close(write)
@@ -169,7 +169,7 @@ def run_two(arguments: Sequence[object], *, cwd: Path, timeout: float = 300) -> 
 @functools.cache
 def _first() -> socket.socket:
     """The way to the process that all others are forks of; it ends with this one."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
@@ -188,6 +188,8 @@ def _serve(requests: socket.socket) -> list[str]:
         message, pipes, _, _ = socket.recv_fds(requests, LONGEST, 3)
         if not message:
             os._exit(0)
+        while not message.endswith(b"\n"):
+            message += requests.recv(LONGEST)
         if not os.fork():  # which waits for the new process, and tells of its end
             requests.close()
             pid = os.fork()
