@@ -9,12 +9,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 demo: .venv/installed
 	$(BIN)/patchlight crop demo --out out/demo
 
+# Each core begins with a part of its own, so that what a file prepares is prepared once.
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # For the inner loop: without what tests/slow.txt names, in less than a minute on two cores.
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest -n auto --fast
+	$(BIN)/python -m pytest -n auto --dist worksteal --fast
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

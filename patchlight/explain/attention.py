@@ -160,7 +160,7 @@ def attention(
 def _look_at_pooling(vit: ViT, image_BCHW: Tensor, sizes: Sequence[Size] | None, *, mean: bool) -> AttentionMaps:
     """What the learned query attended to, as the one layer after the last block."""
     if vit.attention_pool is None:
-        raise PatchlightError(f"queries='pool': this model has pooling={vit.config.pooling!r}, which asks nothing")
+        raise PatchlightError(f"queries='pool': this model has pooling={vit.config.pooling!r}, which has no query")
     tokens_BND, geometry = vit.encode(image_BCHW, sizes)
     rows_BAN = vit.attention_pool.rows(tokens_BND, geometry)
     return AttentionMaps(

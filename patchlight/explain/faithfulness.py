@@ -184,7 +184,7 @@ def _checked_heat(heat_Bhw: Tensor, shape: tuple[int, int, int]) -> Tensor:
         batch, rows, columns = shape
         raise PatchlightError(
             f"heat of shape {tuple(heat_Bhw.shape)} does not fit {batch} images of {rows}x{columns} patches; "
-            f"give one map an image, {shape}"
+            f"give one map for each image, {shape}"
         )
     if not heat_Bhw.isfinite().all():
         raise PatchlightError("the heat holds NaN or infinity, which have no place in an order; give finite numbers")

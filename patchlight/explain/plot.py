@@ -230,7 +230,7 @@ def draw_heads(
     """Each head's map (A, ...) over one photo, the highest objectness first; `even` as in draw_heat."""
     heat_A, objectness_A = as_array(heat_A), as_array(objectness_A)
     if objectness_A.shape != heat_A.shape[:1]:
-        raise PatchlightError(f"maps {heat_A.shape} need one objectness a head, not {objectness_A.shape}")
+        raise PatchlightError(f"maps {heat_A.shape} need one objectness for each head, not {objectness_A.shape}")
     order = np.argsort(-objectness_A, kind="stable")
     titles = [f"head {head}  ({objectness_A[head]:.2f})" for head in order]
     label = "share of attention (in brackets: objectness)"

@@ -47,7 +47,7 @@ def without_positions(model: Any) -> ViT:
     """The same model, its weights shared, in which no patch knows where it lies; the given one is untouched."""
     vit = _sharing(plain_vit(model))
     if vit.config.position == "none":
-        raise PatchlightError("this model has position='none': its patches do not know where they lie as it is")
+        raise PatchlightError("this model has position='none', so there are no positions to leave out")
     if isinstance(vit.positions, LearnedPositions):
         table_TD = vit.positions.table.detach().clone()
         table_TD[vit.config.num_prefix_positions :] = 0  # the prefix tokens keep theirs

@@ -198,7 +198,7 @@ class _Table:
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self.rows:
-            raise LookupError(f"the table has {self.rows:,} rows, and no row {row}")
+            raise LookupError(f"row {row} does not exist: the table has {self.rows:,} rows")
         if self._arrow is not None:
             value = self._arrow.column(self.column)[row]
         else:

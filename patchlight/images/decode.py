@@ -150,7 +150,7 @@ def listed(photos: Photo | Iterable[Photo]) -> tuple[list[Photo], bool]:
         raise PatchlightError(_no_photo(photos))
     several = list(photos)
     if not several:
-        raise PatchlightError("there is no photo in an empty list; give one photo or more")
+        raise PatchlightError("the list of photos is empty; give one or more")
     return several, False
 
 

@@ -55,7 +55,7 @@ class MergingViT(nn.Module):
         check_vit(vit, "MergingViT")
         if vit.config.position not in MOVABLE:
             raise PatchlightError(
-                f"tokens cannot be merged with position={vit.config.position!r}; they can with {', '.join(MOVABLE)}"
+                f"tokens cannot be merged with position={vit.config.position!r}; use {', '.join(MOVABLE)}"
             )
         between = vit.config.depth - 1
         given: list[int] = list(r) if isinstance(r, list | tuple) else [r]  # type: ignore[list-item]

@@ -141,7 +141,7 @@ class ViT(nn.Module):
 
     def _read_both(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         if self.head is None or self.distill_head is None:
-            raise PatchlightError("this model has no two heads; make it with distill_token=True and num_classes")
+            raise PatchlightError("this model has one head at most; make it with distill_token=True and num_classes")
         class_BD, distill_BD = self._norm_pooled(x_BND[:, :2]).unbind(1)
         return self.head(class_BD), self.distill_head(distill_BD)
 
@@ -307,4 +307,4 @@ class ViT(nn.Module):
 def check_vit(vit: ViT, who: str) -> None:
     """Raise if it is not a ViT; `who` is the function that needs one."""
     if not isinstance(vit, ViT):
-        raise PatchlightError(f"{who} takes a ViT, not a {type(vit).__name__}; of what `load` gives, its .model")
+        raise PatchlightError(f"{who} takes a ViT, not a {type(vit).__name__}; what `load` gives has it as .model")

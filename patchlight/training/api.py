@@ -85,7 +85,7 @@ def train(
             make_teacher = partial(recipe_teacher, module, out, config)
     else:
         raise PatchlightError(
-            f"recipe={recipe!r:.60} is none; give a TrainConfig, a Python file with config(), or one's name"
+            f"recipe={recipe!r:.60} is not a recipe; give a TrainConfig, a Python file with config(), or one's name"
         )
     run = partial(loop.train, photos=photos, validation=validation, teacher=teacher, make_teacher=make_teacher)
     return _run(run, config, out, resume, device, reporter)

@@ -450,7 +450,7 @@ def _preprocess(
         own = PreprocessConfig(image_size=config.image_size, crop_pct=0.875)
         if asked is None:
             notes.append(
-                "its preprocessing is not known: the usual of ImageNet is assumed; pass preprocess= to change it"
+                "its preprocessing is not known: ImageNet's usual settings are assumed; pass preprocess= to change it"
             )
     elif asked is not None:
         notes += [f"preprocessing differs from its own: {difference}" for difference in asked.differences(own)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from busy import times_slower
 from patchlight.batch.report import thumbnail, write_report
 
 BOX = {"xyxy": [100.0, 75.0, 300.0, 225.0], "score": 0.8}
@@ -278,14 +279,15 @@ def test_ten_thousand_photos(page: Any, tmp_path: Path) -> None:
     rows = [ok_row(f"site{i % 40}/IMG_{i:05}.jpg", DECISIONS[i % 4], float(chance.random())) for i in range(10_000)]
     url = report(tmp_path / "run", rows, thumbs=False)
     assert (tmp_path / "run" / "report.html").stat().st_size < 8e6
+    before = times_slower()
     page.goto(url)
-    # The limits are several times what a quiet machine needs; CI shares its two cores.
+    # The limits are several times what a quiet machine needs.
     first = page.evaluate("performance.getEntriesByName('rendered')[0].startTime")
-    assert first < 1500
+    assert first < 1500 * max(before, times_slower())
     change = """kind => { const start = performance.now(); document.querySelector(`[data-kind=${kind}]`).click();
         document.body.offsetHeight; return performance.now() - start; }"""
     took = [page.evaluate(change, kind) for kind in ("unsure", "none", "all")]
-    assert min(took) < 150
+    assert min(took) < 150 * times_slower()
     assert page.locator(".card").count() < 100
     assert page.locator("#choices button").first.text_content() == "All10,000"
     least = sorted(row["confidence"] for row in rows)[-1]
@@ -296,7 +298,7 @@ def test_ten_thousand_photos(page: Any, tmp_path: Path) -> None:
     start = time.monotonic()
     page.fill("#search", "img_04999")
     assert shown_names(page) == ["IMG_04999.jpg"]
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 5 * times_slower()
 
 
 def test_bursts_stand_together_and_can_be_shown_alone(page: Any, tmp_path: Path) -> None:

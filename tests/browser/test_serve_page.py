@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import patchlight as pl
+from busy import times_slower
 from models_at_random import tiny_vit
 from patchlight.explain.probes import patch_similarity
 from patchlight.explain.rollout import rollout
@@ -78,7 +79,7 @@ def drop(page: Any, *paths: Path) -> None:
     )
 
 
-def wait_until(page: Any, expression: str, seconds: float = 20) -> None:
+def wait_until(page: Any, expression: str, seconds: float = 120) -> None:
     """As Playwright's `wait_for_function`, which the page's own policy forbids."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):
@@ -270,7 +271,7 @@ def test_patches_and_what_they_cost(page: Any, loaded: pl.Loaded) -> None:
     changed = pl.costs(pl.ViTConfig.from_dict(loaded.config.to_dict() | {"patch_size": 16}))
     assert page.evaluate(tile.format(1)) == "69 \u00d7 69"
     assert page.evaluate(tile.format(2)) == f"{changed.macs / 1e6:.0f} M"
-    wait_until(page, f"{tile.format(3)}.endsWith(' ms')", 90)
+    wait_until(page, f"{tile.format(3)}.endsWith(' ms')")
     page.fill("#image-size", "6")
     wait_until(page, f"{tile.format(0)} === '201'")
     assert page.locator("#stage .grid").is_visible()
@@ -401,13 +402,13 @@ def test_twelve_megapixels_are_shown_soon(page: Any, tmp_path: Path) -> None:
         image.convert("RGB").resize((4000, 3000)).save(large, quality=92)
     took = []
     for number in range(3):
-        start = time.monotonic()
+        slower, start = times_slower(), time.monotonic()
         drop(page, large)
         wait_until(page, f"document.querySelectorAll('.card .state .dot').length === {number + 1}")
         page.locator(".card .open").nth(number).click()
         wait_until(page, "document.querySelector('#stage img').naturalWidth > 1000")
-        took.append(time.monotonic() - start)
-    assert min(took) < 4.0, took  # the aim is 1.5 s; CI shares its two cores
+        took.append((time.monotonic() - start) / max(slower, times_slower()))
+    assert min(took) < 4.0, took  # the aim is 1.5 s
 
 
 def test_the_keyboard_alone_will_do(page: Any) -> None:

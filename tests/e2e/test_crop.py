@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 from camera_traps import Walk, save_bright, write_frames
+from command_line import patchlight
 from crop_runs import everything_in, make_photos, rows_of, save_model
 from patchlight import reporting
 from patchlight.batch.overrides import add_correction
 from patchlight.commands.crop import with_flags
 from patchlight.reporting import Progress
+from warm_python import WarmPython, run_warm
 
 PROGRAM = """
 import json, sys, time
@@ -62,25 +64,19 @@ def photos(tmp_path: Path) -> Path:
 
 def start(
     tmp_path: Path, model: Path, out: Path, *, workers: int = 2, pause: float = 0.0, **settings: Any
-) -> "subprocess.Popen[str]":
+) -> WarmPython:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    return subprocess.Popen(
-        [sys.executable, program, tmp_path / "photos", out, model, str(workers), str(pause), json.dumps(settings)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [program, tmp_path / "photos", out, model, workers, pause, json.dumps(settings)]
+    return WarmPython(command, start_new_session=True)
 
 
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def finish(process: WarmPython) -> tuple[int, str, str]:
     said, complained = process.communicate(timeout=120)
     return process.returncode, said, complained
 
 
-def wait_for(process: "subprocess.Popen[str]", done: int) -> None:
-    assert process.stdout is not None
+def wait_for(process: WarmPython, done: int) -> None:
     while int(process.stdout.readline()) < done:
         pass
 
@@ -241,10 +237,9 @@ def test_a_signal_while_results_are_written(
     (tmp_path / "program.py").write_text(SLOW)
     out = tmp_path / "out"
 
-    def begin(where: str) -> "subprocess.Popen[str]":
+    def begin(where: str) -> WarmPython:
         options = ["--out", str(out), "--model", str(model), "--device", "cpu", "--workers", "0", "--overlay"]
-        command = [sys.executable, str(tmp_path / "program.py"), where, "crop", str(photos), *options]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return WarmPython([tmp_path / "program.py", where, "crop", photos, *options])
 
     process = begin(where)
     deadline = time.monotonic() + 60
@@ -321,8 +316,8 @@ def test_what_is_said_at_the_end(tmp_path: Path, model: Path) -> None:
         (tmp_path / "photos" / name).write_bytes(b"x")
 
     def crop(*paths: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "patchlight", "crop", *paths, "--out", "found", "--model", str(model)]
-        return subprocess.run([*command, "--device", "cpu"], cwd=tmp_path, capture_output=True, text=True)
+        command = ["-m", "patchlight", "crop", *paths, "--out", "found", "--model", model]
+        return run_warm([*command, "--device", "cpu"], cwd=tmp_path)
 
     mistaken = crop("photos", "typo.jpg")
     assert (mistaken.returncode, mistaken.stdout) == (2, "")
@@ -381,8 +376,7 @@ def test_messages_name_flags(said: str, in_flags: str) -> None:
 )
 def test_mistakes_on_the_command_line(tmp_path: Path, model: Path, options: list[str], words: tuple[str, ...]) -> None:
     make_photos(tmp_path / "photos", 1)
-    command = [sys.executable, "-m", "patchlight", "crop", "photos", "--model", str(model), *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = patchlight("crop", "photos", "--model", str(model), *options, cwd=tmp_path)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert all(each in done.stderr for each in words), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
@@ -433,12 +427,7 @@ def test_camera_traps_on_the_command_line(tmp_path: Path) -> None:
     write_frames(tmp_path / "traps")
     model = save_bright(tmp_path / "model")
     command = ["crop", "traps", "--out", "found", "--burst", "--boxes-only", "--format", "megadetector"]
-    done = subprocess.run(
-        [sys.executable, "-m", "patchlight", *command, "--model", model, "--device", "cpu"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = run_warm(["-m", "patchlight", *command, "--model", model, "--device", "cpu"], cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
     assert "its confidence by the method 'subject' is uncalibrated" in done.stderr
     assert "5 none" in done.stdout

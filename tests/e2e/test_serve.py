@@ -16,27 +16,30 @@ from typing import Any
 import pytest
 
 from served import form
+from warm_python import WarmPython, run_warm
 
 DEMO = Path(__file__).parents[2] / "demo"
-COMMAND = [sys.executable, "-m", "patchlight", "serve", "--no-open"]
+COMMAND = ["-m", "patchlight", "serve", "--no-open"]
 
 
 @contextlib.contextmanager
-def started(*arguments: str) -> Iterator[tuple[Any, int, str]]:
+def started(*, cold: bool = False) -> Iterator[tuple[Any, int, str]]:
     """The process, its port and its token; killed at the end if it is still there."""
-    process = subprocess.Popen(
-        [*COMMAND, "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    command = [*COMMAND, "--port", "0"]
+    process: Any = (
+        subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if cold
+        else WarmPython(command)
     )
     try:
-        assert process.stdout is not None
         found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\n", process.stdout.readline())
-        assert found, process.stderr.read() if process.stderr else ""
+        assert found, process.stderr.read()
         token = process.stdout.readline().rpartition(" ")[2].strip()
         yield process, int(found[1]), token
     finally:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+            process.communicate()
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
@@ -60,7 +63,7 @@ def wait_until_ready(port: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_at_once_and_ends_in_order(number: signal.Signals) -> None:
-    with started() as (process, port, token):
+    with started(cold=number == signal.SIGTERM) as (process, port, token):
         assert get(port, "/livez") == (200, b'{"status":"ok"}')
         assert b'<meta name="patchlight-token" content="' + token.encode() in get(port, "/")[1]
         assert set(wait_until_ready(port)) <= {200, 503}
@@ -92,7 +95,7 @@ def test_it_ends_in_order_while_the_model_is_loaded(seconds: float) -> None:
 
 
 def one_line(*arguments: str) -> str:
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    done = run_warm([*COMMAND, *arguments])
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     return line
@@ -108,6 +111,6 @@ def test_mistakes_are_one_line() -> None:
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; sys.argv = ['', 'serve']; import patchlight.cli as c; c.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = run_warm(["-c", code])
     assert done.returncode == 2
     assert done.stderr == "patchlight: the page needs uvicorn; pip install 'patchlight[serve]'\n"

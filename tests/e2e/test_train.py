@@ -21,6 +21,7 @@ from patchlight.commands import train as train_command
 from patchlight.training.checkpoint import fingerprint
 from patchlight.weights.load import load
 from patchlight.weights.save import save
+from warm_python import WarmPython, run_two
 
 RECIPE = """
 from patchlight.config import PreprocessConfig, ViTConfig
@@ -71,12 +72,11 @@ def test_train_evaluate_and_load(folder: Path) -> None:
 
 
 def test_stopped_by_a_signal_it_says_how_to_go_on(folder: Path) -> None:
-    long = ["train", "recipe.py", "--set", "epochs=300", "--set", "checkpoint_every=20"]
-    command = [sys.executable, "-m", "patchlight", *long, "--out", "stopped"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+    long = ["train", "recipe.py", "--set", "epochs=60", "--set", "checkpoint_every=20"]
+    with WarmPython(["-m", "patchlight", *long, "--out", "stopped"], cwd=folder) as process:
         metrics = folder / "stopped" / "metrics.jsonl"
         while not (metrics.exists() and metrics.read_text()):
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate()
@@ -220,7 +220,8 @@ def test_several_processes_say_everything_once(taught: Path) -> None:
     assert "[rank" not in again.stderr
     assert "exitcode  : 2 " in again.stderr
     save(tiny_vit(image_size=16, num_classes=0), taught / "start")
-    tuned = several("finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=1")
+    tune = ["finetune", "photos", "--model", "start", "--out", "mine", "--set", "epochs=1"]
+    tuned = run_two(["-m", "patchlight", *tune], cwd=taught)
     assert tuned.returncode == 0, tuned.stderr
     assert tuned.stderr.count("20 photos in 2 classes") == 1
 

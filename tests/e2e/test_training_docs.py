@@ -3,7 +3,6 @@
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from coloured_photos import write_coloured_photos
 from patchlight.weights.load import load
+from warm_python import run_warm
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 RECIPE, FROM_PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -30,8 +30,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[subproces
     for command in COMMANDS.splitlines():
         arguments = shlex.split(command, comments=True)
         assert arguments[0] == "patchlight"
-        run = [sys.executable, "-m", "patchlight", *arguments[1:]]
-        done.append(subprocess.run(run, cwd=folder, capture_output=True, text=True))
+        done.append(run_warm(["-m", *arguments], cwd=folder))
     return folder, done
 
 
@@ -85,6 +84,6 @@ def test_another_number_of_classes_is_one_line(
 ) -> None:
     folder, _ = said
     command = ["train", "my_recipe.py", "--out", str(tmp_path / "run"), "--set", "model.num_classes=10"]
-    run = subprocess.run([sys.executable, "-m", "patchlight", *command], cwd=folder, capture_output=True, text=True)
+    run = run_warm(["-m", "patchlight", *command], cwd=folder)
     assert run.returncode == 2
     assert "set model.num_classes=3" in run.stderr

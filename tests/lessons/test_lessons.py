@@ -2,14 +2,14 @@
 
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+from warm_python import run_warm
 
 LESSONS = Path(__file__).parents[2] / "lessons"
 ALL = sorted(LESSONS.glob("[01]*.py"))
@@ -49,7 +49,7 @@ def test_every_check_belongs_to_a_lesson() -> None:
 
 
 def test_a_lesson_runs_as_a_script_in_an_empty_folder(tmp_path: Path) -> None:
-    run = subprocess.run([sys.executable, str(ALL[0])], cwd=tmp_path, capture_output=True, text=True, check=False)
+    run = run_warm([ALL[0]], cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert "not yet: patchify" in run.stdout
 
@@ -106,8 +106,8 @@ def test_a_lesson_becomes_a_page_and_a_notebook(tmp_path: Path) -> None:
     """With what its cells printed and drew."""
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("jupytext")
-    command = [sys.executable, "-m", "lessons", "--out", str(tmp_path), "--only"]
-    run = subprocess.run([*command, "01"], cwd=LESSONS.parent, capture_output=True, text=True, check=False)
+    command = ["-m", "lessons", "--out", tmp_path, "--only"]
+    run = run_warm([*command, "01"], cwd=LESSONS.parent)
     assert (run.returncode, run.stderr) == (0, "")
     page = (tmp_path / "01_an_image_is_a_sentence.md").read_text()
     assert "# 1 An image is a sentence" in page
@@ -119,6 +119,6 @@ def test_a_lesson_becomes_a_page_and_a_notebook(tmp_path: Path) -> None:
     nbformat.validate(notebook)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert sum("data" in output for output in outputs) == 3
-    wrong = subprocess.run([*command, "77"], cwd=LESSONS.parent, capture_output=True, text=True, check=False)
+    wrong = run_warm([*command, "77"], cwd=LESSONS.parent)
     assert wrong.returncode == 1
     assert "no lesson starts with '77'" in wrong.stderr

@@ -110,7 +110,7 @@ def test_tensors_of_one_architecture_alone_are_known_and_nothing_is_guessed(name
     loaded = load(file, depth=2)
     same(loaded, model)
     assert loaded.notes == (
-        "its preprocessing is not known: the usual of ImageNet is assumed; pass preprocess= to change it",
+        "its preprocessing is not known: ImageNet's usual settings are assumed; pass preprocess= to change it",
     )
     assert loaded.why["mlp"].startswith("timm's ")
 

@@ -9,6 +9,20 @@ import pytest
 
 from patchlight.signals import STOPPING, Stopped, asked_to_stop, block_signals_in_children, held_back
 
+CLOCK = """
+import signal
+from patchlight import signals
+
+class clock:  # of its own, so that nothing hangs on how busy the machine is
+    now = 0.0
+    def wait():
+        clock.now += signals.SAME_ONCE_MORE + 0.1
+    def monotonic():
+        return clock.now
+
+signals.time = clock
+"""
+
 
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_stop_waits_but_where_it_need_not(number: signal.Signals) -> None:
@@ -37,14 +51,14 @@ def test_a_stop_at_once_cuts_the_work_and_says_no_more() -> None:
 @pytest.mark.parametrize("number", STOPPING)
 def test_a_second_signal_ends_the_process_unless_it_is_the_first_once_more(number: signal.Signals) -> None:
     script = (
-        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, asked_to_stop\n"
+        "from patchlight.signals import asked_to_stop\n"
         "with asked_to_stop():\n"
         f"    signal.raise_signal({int(number)}); print('waits', flush=True)\n"
         f"    signal.raise_signal({int(number)}); print('passed on by torchrun', flush=True)\n"
-        "    time.sleep(SAME_ONCE_MORE + 0.1)\n"
+        "    clock.wait()\n"
         f"    signal.raise_signal({int(number)}); print('and here', flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CLOCK + script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-number, "waits\npassed on by torchrun\n")
 
 
@@ -86,25 +100,25 @@ def test_what_is_held_back_is_heard_afterwards() -> None:
 
 def test_a_second_signal_ends_what_is_held_back() -> None:
     script = (
-        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, asked_to_stop, held_back\n"
+        "from patchlight.signals import asked_to_stop, held_back\n"
         "with asked_to_stop(), held_back():\n"
         "    signal.raise_signal(signal.SIGINT); signal.raise_signal(signal.SIGINT)\n"
-        "    time.sleep(SAME_ONCE_MORE + 0.1); print('still here', flush=True)\n"
+        "    clock.wait(); print('still here', flush=True)\n"
         "    signal.raise_signal(signal.SIGINT); print('and here', flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CLOCK + script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "still here\n")
 
 
 def test_ctrl_c_raises_once() -> None:
     script = (
-        "import signal, time; from patchlight.signals import SAME_ONCE_MORE, interrupt_once\n"
+        "from patchlight.signals import interrupt_once\n"
         "interrupt_once()\n"
         "try:\n    signal.raise_signal(signal.SIGINT); print('not raised')\n"
         "except KeyboardInterrupt:\n    signal.raise_signal(signal.SIGINT); print('cleaned up', flush=True)\n"
-        "time.sleep(SAME_ONCE_MORE + 0.1); signal.raise_signal(signal.SIGINT); print('not ended')\n"
+        "clock.wait(); signal.raise_signal(signal.SIGINT); print('not ended')\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", CLOCK + script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "cleaned up\n", "")
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from patchlight.errors import PatchlightError
 from patchlight.reporting import SILENT
 from patchlight.signals import Stopped
 from patchlight.weights.load import load
+from warm_python import WarmPython
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="the extra `tables` is not installed")
 
@@ -177,13 +177,13 @@ def test_kill_9_and_again_gives_the_same_bytes(tmp_path: Path, model: Path) -> N
         "def slow(self):\n    time.sleep(0.02)\n    return real(self)\n"
         "t.TablePipeline._leave = slow; from patchlight.cli import main; main()"
     )
-    run = subprocess.Popen([sys.executable, "-c", code, *words], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    run = WarmPython(["-c", code, *words], cwd=tmp_path)
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.stat().st_size > 1000) and time.monotonic() < deadline:
         assert run.poll() is None
         time.sleep(0.01)
     run.kill()
-    run.wait()
+    run.communicate()
     assert not out.exists()
     done = len(journal.read_bytes().splitlines())
     assert 0 < done < 40

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from patchlight.looking.look import look
 from patchlight.reporting import SILENT
 from patchlight.weights.groups import Groups
 from patchlight.weights.save import save
+from warm_python import run_warm
 
 LABELS = ("ant", "bee", "cow", "dog", "eel")
 
@@ -324,5 +324,5 @@ def test_a_stop_is_heard_after_engines_have_gone(taught: Path, tmp_path: Path) -
         "with asked_to_stop() as asked: signal.raise_signal(signal.SIGINT)\n"
         "print(asked.signal)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(made)], capture_output=True, text=True)
+    done = run_warm(["-c", script, made])
     assert (done.returncode, done.stdout) == (0, "2\n")

@@ -244,7 +244,9 @@ def test_gradients_flow_only_when_asked_for() -> None:
 def test_gradients_of_a_compiled_model_are_those_of_the_plain_one(position: str, how: str) -> None:
     """Through rows, values and tokens at once: what is looked at leaves the graph beside what the blocks answer."""
     torch.compiler.reset()
-    model, image = tiny_vit(position=position, qk_norm=True, num_registers=1), torch.randn(2, 3, 24, 40)
+    depth = 2 if how == "whole" else 3  # that one becomes machine code, which takes several seconds for each block
+    model = tiny_vit(position=position, depth=depth, qk_norm=True, num_registers=1)
+    image = torch.randn(2, 3, 24, 40)
 
     def gradients(looked_at: Any, look: Any) -> dict[str, Tensor]:
         model.zero_grad(set_to_none=True)
@@ -260,7 +262,7 @@ def test_gradients_of_a_compiled_model_are_those_of_the_plain_one(position: str,
             block.compile(dynamic=False, backend="aot_eager")
     found = gradients(torch.compile(model) if how == "whole" else model, look)
     assert found.keys() == expected.keys()
-    assert "blocks.2.attn.qkv.weight" in found
+    assert f"blocks.{depth - 1}.attn.qkv.weight" in found
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-3, msg=name)
 
@@ -268,7 +270,7 @@ def test_gradients_of_a_compiled_model_are_those_of_the_plain_one(position: str,
 @pytest.mark.parametrize("position", POSITIONS)
 def test_compiled_as_one_graph(position: str) -> None:
     torch.compiler.reset()
-    model, image = tiny_vit(position=position, num_registers=1), torch.randn(2, 3, 24, 40)
+    model, image = tiny_vit(position=position, depth=2, num_registers=1), torch.randn(2, 3, 24, 40)
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for queries in ("cls", "all", [0, 5]):
         expected = attention(model, image, "all", queries).weights  # type: ignore[arg-type]
@@ -277,7 +279,7 @@ def test_compiled_as_one_graph(position: str) -> None:
 
 def test_a_compiled_model_is_looked_into_compiled() -> None:
     torch.compiler.reset()
-    model, image = tiny_vit(position="rope2d"), torch.randn(2, 3, 24, 40)
+    model, image = tiny_vit(position="rope2d", depth=2), torch.randn(2, 3, 24, 40)
     expected = attention(model, image, "all").weights
     torch.testing.assert_close(attention(torch.compile(model), image, "all").weights, expected, atol=1e-5, rtol=1e-4)
     model.compile()

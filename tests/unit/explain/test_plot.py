@@ -160,7 +160,7 @@ def test_what_does_not_fit_the_photo_is_refused() -> None:
         (lambda: plot.draw_heat(PHOTO, np.ones((16, 20))), "heat of 16 x 20 does not fit"),
         (lambda: plot.draw_layers(PHOTO, np.ones((2, 1, 3, 4)), [0, 1]), r"2 heat maps are \(2, .*not \(2, 1, 3, 4\)"),
         (lambda: plot.draw_layers(PHOTO, np.ones((2, 3, 4)), [0]), r"1 heat maps are \(1, .*not \(2, 3, 4\)"),
-        (lambda: plot.draw_heads(PHOTO, np.ones((2, 3, 4)), [1.0]), r"one objectness a head, not \(1,\)"),
+        (lambda: plot.draw_heads(PHOTO, np.ones((2, 3, 4)), [1.0]), r"one objectness for each head, not \(1,\)"),
         (lambda: plot.draw_photo(PHOTO, figure), r"^ax=<Figure .*is not an axis; pass figure.add_subplot\(\)"),
         (lambda: plot.draw_shares({"patches": np.ones(2)}, [figure.add_subplot()]), r"^ax=\[.*is not an axis"),
         (lambda: plot.draw_layers(PHOTO, np.ones((2, 3, 4)), [0, 1], figure.add_subplot()), "is not a figure"),

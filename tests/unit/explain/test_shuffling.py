@@ -44,7 +44,7 @@ def test_without_positions_the_order_means_nothing(position: str) -> None:
 
 
 def test_what_cannot_be_is_said() -> None:
-    with pytest.raises(PatchlightError, match="do not know where they lie as it is"):
+    with pytest.raises(PatchlightError, match="there are no positions to leave out"):
         without_positions(tiny_vit(position="none"))
     with pytest.raises(PatchlightError, match="do not divide"):
         shuffle_patches(torch.zeros(1, 3, 30, 32), (8, 8), torch.arange(16))

@@ -185,7 +185,7 @@ def test_mistakes_are_named_before_photos_are_read() -> None:
         localize("nowhere.jpg", loaded, batch_size=0)
     with pytest.raises(PatchlightError, match=r"nowhere\.jpg"):
         localize("nowhere.jpg", loaded)
-    with pytest.raises(PatchlightError, match="empty list"):
+    with pytest.raises(PatchlightError, match="list of photos is empty"):
         localize([], loaded)
 
 

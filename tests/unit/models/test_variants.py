@@ -63,7 +63,7 @@ def test_the_pooling_query_is_seen_by_attention() -> None:
     mean = attention(model, IMAGE, queries="pool", heads="mean").weights
     torch.testing.assert_close(mean[0], rows_BA1N.mean(1, keepdim=True))
     torch.testing.assert_close(answering_tokens(model, model.embed(IMAGE)[1], x_BND), rows_BA1N.mean(1)[:, 0])
-    with pytest.raises(PatchlightError, match="this model has pooling='cls', which asks nothing"):
+    with pytest.raises(PatchlightError, match="this model has pooling='cls', which has no query"):
         attention(tiny_vit(), IMAGE, queries="pool")
     with pytest.raises(PatchlightError, match="leave out layers"):
         attention(model, IMAGE, layers=0, queries="pool")

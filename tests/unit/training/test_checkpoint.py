@@ -11,7 +11,6 @@ import resource
 import signal
 import struct
 import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from models_at_random import tiny_vit
 from patchlight.errors import PatchlightError
 from patchlight.training.checkpoint import fingerprint, read_newest, write_checkpoint
 from patchlight.weights.read import TYPES
+from warm_python import run_warm
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -469,13 +469,7 @@ print(reached)
 @pytest.mark.parametrize("how", ["anywhere", "each call"])
 def test_kill_9_at_any_moment_loses_nothing_that_was_finished(how: str, tmp_path: Path):
     script = KILLED.replace("TESTS", repr([str(Path(__file__).parent), str(Path(__file__).parents[2])])[1:-1])
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "run"), how],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = run_warm(["-c", script, tmp_path / "run", how], timeout=100)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 10
 

@@ -4,8 +4,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -39,6 +37,7 @@ from patchlight.training.data import (
 )
 from patchlight.training.sources import open_dataset
 from patchlight.training.workers import in_workers
+from warm_python import WarmPython
 
 SIZE = (12, 16)
 CONFIG = PreprocessConfig(image_size=SIZE)
@@ -446,8 +445,7 @@ for found in in_workers(pid, iter(range(10**9)), 2):
 def test_a_killed_process_leaves_no_workers_behind(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "killed.py").write_text(KILLED)
-    with subprocess.Popen([sys.executable, tmp_path / "killed.py"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with WarmPython([tmp_path / "killed.py"]) as process:
         workers = {int(process.stdout.readline()) for _ in range(4)}
         process.kill()
     assert len(workers) == 2

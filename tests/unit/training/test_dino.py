@@ -3,8 +3,6 @@
 import contextlib
 import io
 import math
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +36,7 @@ from patchlight.training.dino import (
 from patchlight.training.optim import learning_rate, make_optimizer
 from patchlight.training.processes import Processes
 from patchlight.training.step import Step
+from warm_python import WarmPython
 
 MODEL = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
 SMALL = {"prototypes": 24, "head_hidden": 16, "bottleneck": 8, "local_views": 3, "local_size": 8}
@@ -414,9 +413,9 @@ TWO = """
 def test_processes_even_their_answers_out_together(tmp_path: Path) -> None:
     logits_BK, file = 4 * torch.randn(10, 5), tmp_path / "meeting"
     torch.save(logits_BK, f"{file}.logits")
-    command = [sys.executable, "-c", textwrap.dedent(TWO)]
-    runs = [subprocess.Popen([*command, str(rank), str(file)]) for rank in range(2)]
-    assert [run.wait(120) for run in runs] == [0, 0]
+    for run in [WarmPython(["-c", textwrap.dedent(TWO), rank, file]) for rank in range(2)]:
+        _, complained = run.communicate(timeout=120)
+        assert run.returncode == 0, complained
     (first_BK, mean_K), (second_BK, other_mean_K) = (torch.load(f"{file}.{r}", weights_only=True) for r in range(2))
     torch.testing.assert_close(torch.cat([first_BK, second_BK]), even_answers(logits_BK))
     torch.testing.assert_close(mean_K, logits_BK.mean(0))

@@ -1,8 +1,5 @@
 """Two processes of a run: whatever happens to one of them, they end at the same place, and say why."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from patchlight.training.finetune import choose_recipe
 from patchlight.training.sources import open_dataset
 from patchlight.weights.load import load
 from patchlight.weights.save import save
+from warm_python import run_two
 
 SCRIPT = """
 import os, signal, sys, time, torch
@@ -92,9 +90,7 @@ def run(config: TrainConfig, what: str, folder: Path) -> set[str]:
     """What each of two processes came to."""
     (folder / "config.json").write_text(config.to_json())
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py", what]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    done = run_two(["script.py", what], cwd=folder)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines())
 

@@ -1,8 +1,6 @@
 """Training from Python: what it gives, from whatever photos come, and that it is what the command does."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,12 @@ from patchlight.training.config import DataConfig, OptimConfig, TrainConfig
 from patchlight.training.own_dataset import open_own
 from patchlight.training.sources import open_dataset
 from patchlight.weights.save import save
+from warm_python import run_warm
 
 RECIPE = """
 from patchlight.config import PreprocessConfig, ViTConfig
 from patchlight.training.config import DataConfig, TrainConfig
+
 
 def config():
     return TrainConfig(
@@ -235,7 +235,7 @@ def test_numbers_beyond_the_classes_and_what_is_no_recipe(photos: Path, tmp_path
         pl.PatchlightError, match=r"^Coloured: label 2, but 2 classes; labels count the classes from 0$"
     ):
         pl.train(settings(), tmp_path / "run", photos=Coloured(photos, classes=["a", "b"]), reporter=SILENT)
-    with pytest.raises(pl.PatchlightError, match=r"recipe=5 is none; give a TrainConfig"):
+    with pytest.raises(pl.PatchlightError, match=r"recipe=5 is not a recipe; give a TrainConfig"):
         pl.train(5, tmp_path / "run")  # type: ignore[arg-type]
     with pytest.raises(pl.PatchlightError, match=r"no-recipe: there is no such recipe"):
         pl.train("no-recipe", tmp_path / "run")
@@ -285,9 +285,8 @@ print(trained.loaded.labels)
 @pytest.mark.parametrize("which", ["own", "files"])
 def test_a_plain_script_that_asks_for_no_main(which: str, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "script.py"), str(photos), str(tmp_path / "run"), which]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_warm([tmp_path / "script.py", photos, tmp_path / "run", which], env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "begun\n('blue', 'green', 'red')\n"
     assert "Traceback" not in done.stderr

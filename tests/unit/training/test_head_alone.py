@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from patchlight.training.sources import open_dataset
 from patchlight.weights.load import load
 from patchlight.weights.save import save
 from staged_models import tiny_convnext, tiny_swin
+from warm_python import run_two
 
 MODELS = {"vit": tiny_vit, "swin": tiny_swin, "convnext": tiny_convnext}
 
@@ -186,9 +185,7 @@ def test_two_processes_learn_as_one(photos: Path, tmp_path: Path) -> None:
     train(config, tmp_path / "one")
     (tmp_path / "config.json").write_text(config.to_json())
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    done = run_two(["script.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
 

@@ -3,8 +3,8 @@
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -35,6 +35,7 @@ from patchlight.training.loop import train
 from patchlight.training.objective import Classification, distillation_loss
 from patchlight.weights.load import load
 from patchlight.weights.save import save
+from warm_python import WarmPython, run_two
 
 STEPS = 12
 
@@ -162,8 +163,7 @@ def test_killed_without_warning_it_goes_on_too(whole: Path, photos: Path, tmp_pa
     run, started, dice = tmp_path / "run", tmp_path / "started", random.Random(0)
     for _ in range(3):
         started.unlink(missing_ok=True)
-        command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json"), str(run), str(started)]
-        with subprocess.Popen(command) as process:
+        with WarmPython(["-c", SCRIPT, tmp_path / "config.json", run, started]) as process:
             while not started.exists():
                 time.sleep(0.01)
             time.sleep(dice.uniform(0.05, 1.2))
@@ -244,10 +244,10 @@ def test_a_group_of_processes_is_stopped_and_nothing_lost(whole: Path, photos: P
     (tmp_path / "config.json").write_text(config.to_json())
     (tmp_path / "script.py").write_text(f"if __name__ == '__main__':\n{textwrap.indent(SCRIPT, '    ')}")
     run, started = tmp_path / "run", tmp_path / "started"
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "config.json"), str(run), str(started)]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+    command = [tmp_path / "script.py", tmp_path / "config.json", run, started]
+    with WarmPython(command, start_new_session=True) as process:
         while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
-            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGTERM)
         _, error = process.communicate()
@@ -309,7 +309,7 @@ def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) 
 
 def test_other_photos_are_noticed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "photos"
-    subprocess.run(["cp", "-r", str(photos), str(copy)], check=True)
+    shutil.copytree(photos, copy)
     with monkeypatch.context() as patch:
         stop_at(2, patch)
         with pytest.raises(Stopped):
@@ -324,7 +324,7 @@ def test_other_photos_are_noticed(photos: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_unreadable_photos_are_said_and_left_out(photos: Path, tmp_path: Path) -> None:
     copy = tmp_path / "photos"
-    subprocess.run(["cp", "-r", str(photos), str(copy)], check=True)
+    shutil.copytree(photos, copy)
     (copy / "red" / "empty.png").touch()
     told: list[str] = []
     result = train(settings(copy), tmp_path / "run", reporter=Reporter(tell=told.append))
@@ -342,17 +342,15 @@ def test_two_processes_learn_as_one(photos: Path, tmp_path: Path, sharded: bool)
     train(config.changed({"accumulate": 1}), tmp_path / "one")
     (tmp_path / "config.json").write_text(config.to_json())
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
-    command += ["config.json", "two", "started"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    command = ["script.py", "config.json", "two", "started"]
+    done = run_two(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
     before = weights(tmp_path / "two")
     index = tmp_path / "two" / "checkpoints" / "checkpoints.json"
     kept = [entry for entry in json.loads(index.read_text()) if entry["step"] == 10]
     index.write_text(json.dumps(kept))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    done = run_two(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "two") == before
     for ours, theirs in zip(*(load(tmp_path / name).model.parameters() for name in ("one", "two")), strict=True):

@@ -1,8 +1,5 @@
 """One process or many: what fails in one ends them all, and is said once."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
 from patchlight.training.processes import Processes, find_processes, rank_and_world
+from warm_python import run_two
 
 SCRIPT = """
 import sys
@@ -44,9 +42,7 @@ with find_processes("cpu") as processes:
 )
 def test_the_first_that_fails_says_why_and_all_end(failing: list[str], expected: set[str], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "script.py"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *failing], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    done = run_two(["script.py", *failing], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.splitlines()) == expected
 
