@@ -58,11 +58,11 @@ Stamp = tuple[int, int]
 
 
 class Unreachable(Exception):  # noqa: N818
-    """What lies elsewhere cannot be read; `missing` says that it is not there at all."""
+    """What lies elsewhere cannot be read: `missing`, it is not there at all; `momentary`, it may be again."""
 
-    def __init__(self, detail: str, *, missing: bool = False) -> None:
+    def __init__(self, detail: str, *, missing: bool = False, momentary: bool = False) -> None:
         super().__init__(detail)
-        self.detail, self.missing = detail, missing
+        self.detail, self.missing, self.momentary = detail, missing, momentary
 
 
 def scheme_of(path: str) -> str | None:
@@ -151,7 +151,7 @@ def tried(call: Callable[[], T]) -> T:
             if _is_final(error):
                 raise PermissionError(_line(error)) from None
             if not left:
-                raise Unreachable(f"{_line(error)}, after {TRIES} tries") from None
+                raise Unreachable(f"{_line(error)}, after {TRIES} tries", momentary=True) from None
             pause = WAIT * 2 ** (TRIES - 1 - left)
         time.sleep(pause * random.uniform(1, 1.5))
     raise AssertionError
