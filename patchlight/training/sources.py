@@ -1,4 +1,4 @@
-"""Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, CIFAR-10."""
+"""Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, tables, CIFAR-10."""
 
 import csv
 import json
