@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import os
+import posixpath
 import random
 import re
 import time
@@ -172,6 +173,19 @@ def _line(error: Exception) -> str:
     return text or type(error).__name__
 
 
+def beside(url: str, name: str) -> str:
+    """What a file at a URL names: a URL, or a file below its folder."""
+    if is_remote(name):
+        return name
+    base = url.rpartition("/")[0] + "/"
+    if scheme_of(base) in ("http", "https"):
+        return urljoin(base, name)
+    if {".", ".."} & set(name.split("/")):
+        scheme, _, inside = base.partition("://")
+        return f"{scheme}://{posixpath.normpath(inside + name)}"
+    return base + name  # a bucket's keys may have two slashes in a row
+
+
 def fetch(url: str, start: int | None = None, end: int | None = None) -> bytes:
     """The whole content, or a part of it; raises `Unreachable`."""
     try:
@@ -297,12 +311,7 @@ def _files(scheme: str, found: dict[str, Any]) -> Iterator[tuple[str, Stamp | No
 def _list_file(system: Any, url: str) -> Listing:
     text = bytes(system.cat_file(_inside(url))).decode("utf-8", "replace")
     lines = (line.strip() for line in text.splitlines())
-    base = url.rpartition("/")[0] + "/"
-    files = [
-        line if is_remote(line) else urljoin(base, line) if base.startswith("http") else base + line
-        for line in lines
-        if line and not line.startswith("#")
-    ]
+    files = [beside(url, line) for line in lines if line and not line.startswith("#")]
     if not files:
         raise PatchlightError(f"{printable(url)}: is an empty list; write a URL on each line")
     for file in files:

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import posixpath
 import stat
 import tarfile
 from collections import Counter
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
-from urllib.parse import urljoin
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +21,7 @@ from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
 from patchlight.images.containers import TABLES, explained, is_elsewhere, open_anywhere, read_part
 from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
-from patchlight.remote import Unreachable, as_given, fetch, is_remote, scheme_of, tried
+from patchlight.remote import Unreachable, as_given, beside, fetch, is_remote, tried
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note, Stored, in_order
 from patchlight.training.elsewhere import Addressed, Listed, listed_folder, open_tables, out_of_reach
@@ -415,15 +413,9 @@ def _open_csv(path: Path | Listed, *, unnamed: bool, label_column: str | None) -
 def _beside(table: Path | Listed, name: str) -> str:
     """What a row of a table names: a file below its folder, or a URL. What lies elsewhere names no file of this
     machine."""
-    if is_remote(name):
-        return name
-    if isinstance(table, Path):
-        return os.path.join(table.parent, name)
-    base = table.address.rpartition("/")[0] + "/"
-    if scheme_of(base) in ("http", "https"):
-        return urljoin(base, name)
-    scheme, _, inside = base.partition("://")
-    return f"{scheme}://{posixpath.normpath(inside + name)}"
+    if isinstance(table, Listed):
+        return beside(table.address, name)
+    return name if is_remote(name) else os.path.join(table.parent, name)
 
 
 def _read_whole(table: Listed) -> bytes:
