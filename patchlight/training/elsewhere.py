@@ -66,7 +66,8 @@ def listed_folder(url: str) -> Listed:
         return Listed(address, name_in(address).rpartition("/")[2], -1 if stamp is None else stamp[0])
     top = Listed(url, found.root.rpartition("/")[2], inside={})
     for address, stamp in found.files:
-        *folders, name = as_path(name_in(address))[len(found.root) :].strip("/").split("/")
+        named = address.partition("?")[0] if name_in(address) != address else address
+        *folders, name = as_path(named)[len(found.root) :].strip("/").split("/")
         place = top
         for folder in folders:
             assert place.inside is not None
@@ -75,7 +76,9 @@ def listed_folder(url: str) -> Listed:
                 below = place.inside[folder] = Listed(f"{place.address.rstrip('/')}/{folder}", folder, inside={})
             place = below
         assert place.inside is not None
-        if name and name not in place.inside:
+        while name in place.inside:  # URLs may differ behind their "?" alone
+            name = f"~{name}"
+        if name:
             place.inside[name] = Listed(address, name, -1 if stamp is None else stamp[0])
     return top
 
@@ -122,12 +125,13 @@ def open_tables(paths: Sequence[Path | Listed], column: str | None, *, labelled:
     """Parquet and Arrow tables, each row a photo with its label, see `labels_of`. Names are "table.parquet::17"."""
     rows: list[tuple[str, str, str | None]] = []  # the address, the name and the label of each
     known: list[list[str] | None] = []
+    alike = len({path.name for path in paths}) < len(paths)
     for path in paths:
         file = str(path)
         found, class_names = labels_of(file, printable(file), column, needed=labelled)
         known.append(class_names)
         for label, (member, _) in zip(found, members(file, file), strict=True):
-            name = f"{path.name}{member}"
+            name = f"{file if alike else path.name}{member}"
             rows.append((f"{file}{member}", name, _class_of(label, class_names, name)))
     notes: list[Note] = []
     if any(label is None for *_, label in rows):

@@ -129,6 +129,11 @@ def has_validation_part(photos: str | os.PathLike[str]) -> bool:
     """Whether a set brings photos to judge by (val/ beside train/) that are not those to learn from."""
     try:
         path = _place(photos)
+    except PatchlightError:
+        if is_remote(as_given(photos)):  # and may be there a moment later
+            raise
+        return False
+    try:
         return path.is_dir() and _locate(path, "validation") != _locate(path, "train")
     except PatchlightError:  # nothing but train/, or nothing that could be opened
         return False

@@ -108,7 +108,7 @@ class Machines:
 
     def wait_for_first(self) -> None:
         """On which they meet, so that it is not the one to be lost."""
-        for _ in range(600):
+        for _ in range(3000):
             with socket.socket() as tried:
                 if not tried.connect_ex(("127.0.0.1", self.port)):
                     return
@@ -153,14 +153,14 @@ def test_a_machine_is_lost_and_the_run_goes_on_with_fewer_processes(
     first = machines.start(2)
     machines.wait_for_first()
     second = machines.start(2)
-    index, deadline = tmp_path / "run" / "checkpoints" / "checkpoints.json", time.monotonic() + 300
+    index, deadline = tmp_path / "run" / "checkpoints" / "checkpoints.json", time.monotonic() + 600
     while '"step": 10' not in (index.read_text() if index.exists() else ""):
         assert time.monotonic() < deadline, machines.said()
         assert first.poll() is None, machines.said()
         time.sleep(0.05)
     machines.lose(second)
     third = machines.start(1)
-    assert (first.wait(300), third.wait(300)) == (0, 0), machines.said()
+    assert (first.wait(600), third.wait(600)) == (0, 0), machines.said()
     assert "another process of the run is out of reach" in machines.said()
     assert "continuing after step" in machines.said()
 

@@ -142,6 +142,13 @@ def test_a_folder_of_a_bucket_is_a_folder(bucket: Bucket, photos: Path) -> None:
             client.put_object(Bucket="photos", Key=f"parts/{part}/{name}", Body=(photos / name).read_bytes())
     assert everything(open_dataset("s3://photos/parts")) == [("blue/0.png", "blue"), ("red/0.png", "red")]
     assert everything(open_dataset("s3://photos/parts", "validation")) == [("red/1.png", "red")]
+    web = [f"http://127.0.0.1/{name}" for name in ("a/render.png?id=1", "a/render.png?id=2", "b/1.png")]
+    bucket.put("lists/web.txt", "\n".join(web).encode())
+    assert everything(open_dataset("s3://photos/lists/web.txt")) == [
+        ("a/render.png", "a"),
+        ("a/~render.png", "a"),
+        ("b/1.png", "b"),
+    ]
     bucket.put("lists/all.txt", b"s3://photos/set/red/3.png\ns3://photos/set/blue/4.png\n")
     assert everything(open_dataset("s3://photos/lists/all.txt")) == [("blue/4.png", "blue"), ("red/3.png", "red")]
 
@@ -199,6 +206,11 @@ def test_tables_and_what_datasets_saves(bucket: Bucket, photos: Path, tmp_path: 
     pq.write_table(table(files[:30]), hub / "train-00000-of-00001.parquet")
     pq.write_table(table(files[30:]), hub / "test-00000-of-00001.parquet")
     upload(bucket, tmp_path / "hub", "hub")
+    (tmp_path / "two" / "b").mkdir(parents=True)
+    (tmp_path / "two" / "a").mkdir()
+    pq.write_table(table(files[:30]), tmp_path / "two" / "a" / "x.parquet")
+    pq.write_table(table(files[30:]), tmp_path / "two" / "b" / "x.parquet")
+    assert contents(hashed(open_dataset(tmp_path / "two"))) == expected
     for place in (tmp_path / "hub", "s3://photos/hub"):
         assert (len(open_dataset(place)), len(open_dataset(place, "test"))) == (30, 6)
 
