@@ -98,10 +98,12 @@ def held_alone(folder: Path, lock: Path, *, begun: Path) -> Iterator[None]:
                         each.rmdir()
 
 
-def open_table(path: Path) -> tuple[str, Any]:
-    """The first line of a CSV, and a `csv.reader` of all its rows; they may be parted by semicolons or tabs, too."""
+def open_table(path: Path | str, content: bytes | None = None) -> tuple[str, Any]:
+    """The first line of a CSV, and a `csv.reader` of all its rows; they may be parted by semicolons or tabs, too.
+
+    `content` is what the file holds, where it was read already."""
     try:
-        text = path.read_text("utf-8-sig")
+        text = (Path(path).read_bytes() if content is None else content).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise PatchlightError(f"{path}: is not UTF-8 text; save it as a CSV in UTF-8") from None
     except OSError as error:

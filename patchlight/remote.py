@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import os
+import posixpath
 import random
 import re
 import time
@@ -58,11 +59,11 @@ Stamp = tuple[int, int]
 
 
 class Unreachable(Exception):  # noqa: N818
-    """What lies elsewhere cannot be read; `missing` says that it is not there at all."""
+    """What lies elsewhere cannot be read: `missing`, it is not there at all; `momentary`, it may be again."""
 
-    def __init__(self, detail: str, *, missing: bool = False) -> None:
+    def __init__(self, detail: str, *, missing: bool = False, momentary: bool = False) -> None:
         super().__init__(detail)
-        self.detail, self.missing = detail, missing
+        self.detail, self.missing, self.momentary = detail, missing, momentary
 
 
 def scheme_of(path: str) -> str | None:
@@ -151,7 +152,7 @@ def tried(call: Callable[[], T]) -> T:
             if _is_final(error):
                 raise PermissionError(_line(error)) from None
             if not left:
-                raise Unreachable(f"{_line(error)}, after {TRIES} tries") from None
+                raise Unreachable(f"{_line(error)}, after {TRIES} tries", momentary=True) from None
             pause = WAIT * 2 ** (TRIES - 1 - left)
         time.sleep(pause * random.uniform(1, 1.5))
     raise AssertionError
@@ -170,6 +171,19 @@ def _is_final(error: Exception) -> bool:
 def _line(error: Exception) -> str:
     text = " ".join(str(error).split())[:160].rstrip(".")
     return text or type(error).__name__
+
+
+def beside(url: str, name: str) -> str:
+    """What a file at a URL names: a URL, or a file below its folder."""
+    if is_remote(name):
+        return name
+    base = url.rpartition("/")[0] + "/"
+    if scheme_of(base) in ("http", "https"):
+        return urljoin(base, name)
+    if {".", ".."} & set(name.split("/")):
+        scheme, _, inside = base.partition("://")
+        return f"{scheme}://{posixpath.normpath(inside + name)}"
+    return base + name  # a bucket's keys may have two slashes in a row
 
 
 def fetch(url: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -297,12 +311,7 @@ def _files(scheme: str, found: dict[str, Any]) -> Iterator[tuple[str, Stamp | No
 def _list_file(system: Any, url: str) -> Listing:
     text = bytes(system.cat_file(_inside(url))).decode("utf-8", "replace")
     lines = (line.strip() for line in text.splitlines())
-    base = url.rpartition("/")[0] + "/"
-    files = [
-        line if is_remote(line) else urljoin(base, line) if base.startswith("http") else base + line
-        for line in lines
-        if line and not line.startswith("#")
-    ]
+    files = [beside(url, line) for line in lines if line and not line.startswith("#")]
     if not files:
         raise PatchlightError(f"{printable(url)}: is an empty list; write a URL on each line")
     for file in files:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model, as for `inspect`; a run's folder will do.")],
-    photos: Annotated[str, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")],
+    photos: Annotated[str, typer.Argument(help="Labelled photos, as `finetune` takes them.")],
     knn: Annotated[bool, typer.Option("--knn", help="Judge the features by the 20 nearest labelled photos.")] = False,
     linear: Annotated[bool, typer.Option("--linear", help="Judge the features by a linear head on them.")] = False,
     attentive: Annotated[
@@ -30,6 +30,9 @@ def evaluate(
     ] = False,
     known: Annotated[
         str | None, typer.Option(help="Labelled photos for --knn and the heads to learn from; else 4/5 of PHOTOS.")
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The column of labels of a CSV or a table, if not called so.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the numbers and pictures here too.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 64,
@@ -45,7 +48,7 @@ def evaluate(
     if methods:
         if out is not None:
             raise PatchlightError("--out is for the model's own answers; use --json for the features")
-        _evaluate_features(model, photos, methods, known, batch, workers, device, as_json)
+        _evaluate_features(model, photos, methods, known, label_column, batch, workers, device, as_json)
         return
     if known is not None:
         raise PatchlightError("--known goes with --knn, --linear or --attentive")
@@ -55,7 +58,14 @@ def evaluate(
     if out is not None:
         check_folder(out)
     with _showing(model) as reporter:
-        report = evaluate_photos(_load(model, device), photos, batch_size=batch, workers=workers, reporter=reporter)
+        report = evaluate_photos(
+            _load(model, device),
+            photos,
+            label_column=label_column,
+            batch_size=batch,
+            workers=workers,
+            reporter=reporter,
+        )
     for line in report.problems:
         typer.echo(f"patchlight: {line}", err=True)
     if as_json:
@@ -93,6 +103,7 @@ def _evaluate_features(
     photos: str,
     methods: list[Any],
     known: str | None,
+    label_column: str | None,
     batch: int,
     workers: int,
     device: str | None,
@@ -108,6 +119,7 @@ def _evaluate_features(
                 photos,
                 method=method,
                 train=known,
+                label_column=label_column,
                 batch_size=batch,
                 workers=workers,
                 reporter=reporter,

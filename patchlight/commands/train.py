@@ -40,7 +40,8 @@ def train(
 def finetune(
     out: Out,
     photos: Annotated[
-        str | None, typer.Argument(help="A folder of class folders, a CSV (file,label), or tar shards.")
+        str | None,
+        typer.Argument(help="A folder of class folders, a CSV (file,label), tar shards or tables: a path or a URL."),
     ] = None,
     corrected: Annotated[
         Path | None,

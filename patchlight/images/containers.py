@@ -6,11 +6,13 @@ photos.parquet::17. Columns are as Hugging Face's `datasets` writes them (a stru
 
 import bisect
 import functools
+import json
 import os
 import tarfile
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,17 +22,24 @@ from patchlight.remote import Stamp, Unreachable, as_path, below_folders, fetch,
 from patchlight.remote import stamp as remote_stamp
 
 _TAR = (".tar",)
-_TABLES = (".parquet", ".arrow", ".feather")
+TABLES = (".parquet", ".arrow", ".feather")
 _BETWEEN = "::"
 _STAMP_SECONDS = 30
+_GROUP_BYTES = 2**26
+"""Of a table's groups of rows, kept for the photos that come from them next: small tables are read once."""
 
-_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
+IMAGE_NAMES = ("image", "img", "photo", "picture", "jpg", "jpeg", "png", "webp", "bytes", "content")
 """Of columns, those that are more likely to be the images first."""
+
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "cls")
+"""Of columns of labels, the likelier ones first."""
+
+NAME_LABELS = "name the one of labels with data.label_column (`evaluate` takes --label-column)"
 
 
 def holds_photos(path: object) -> bool:
     """Whether a file's name says that it is a shard or a table."""
-    return isinstance(path, str) and path.lower().endswith((*_TAR, *_TABLES)) and not os.path.isdir(path)
+    return isinstance(path, str) and path.lower().endswith((*_TAR, *TABLES)) and not os.path.isdir(path)
 
 
 def _parted(path: str) -> tuple[str, str] | None:
@@ -74,12 +83,16 @@ def _read_member(file: str, member: str) -> bytes:
     places = _places(file, stamp_of_file(file))
     if member not in places:
         raise Unreachable("the shard holds no such photo", missing=True)
-    start, size = places[member]
+    return read_part(file, *places[member])
+
+
+def read_part(file: str, start: int, size: int) -> bytes:
+    """So many bytes of a file, wherever it lies; raises `Unreachable` or OSError."""
     if is_remote(file):
         return fetch(file, start, start + size)
-    with open(file, "rb") as shard:
-        shard.seek(start)
-        return shard.read(size)
+    with open(file, "rb") as content:
+        content.seek(start)
+        return content.read(size)
 
 
 def stamp_elsewhere(path: str) -> Stamp | None:
@@ -108,11 +121,22 @@ def members(file: str, name: str) -> Iterator[tuple[str, Stamp | None]]:
     """Each photo in a shard or table, as what follows the file's name, and what it is known by; raises PatchlightError
     in a line, which calls the file by the name that it was given."""
     stamp, shown = stamp_of_file(file), printable(name)
-    try:
+    with explained(file, shown):
         if file.lower().endswith(_TAR):
             names: Any = tried(lambda: _places(file, stamp))
         else:
             names = range(tried(lambda: _table(file, stamp).rows))
+    if not len(names):
+        raise PatchlightError(f"{shown}: holds no photos; leave it out")
+    for name in names:
+        yield f"{_BETWEEN}{name}", stamp
+
+
+@contextmanager
+def explained(file: str, shown: str) -> Iterator[None]:
+    """Turn whatever reading a shard or a table raises into PatchlightError, a line that calls the file as `shown`."""
+    try:
+        yield
     except PatchlightError as error:
         raise PatchlightError(f"{shown}: {error}") from None
     except Unreachable as error:
@@ -123,13 +147,9 @@ def members(file: str, name: str) -> Iterator[tuple[str, Stamp | None]]:
         reason = " ".join(str(error).split())[:160].rstrip(".")
         kind = "an uncompressed tar file" if file.lower().endswith(_TAR) else "a table"
         raise PatchlightError(f"{shown}: is not {kind} that can be read ({reason}); make or fetch it again") from None
-    if not len(names):
-        raise PatchlightError(f"{shown}: holds no photos; leave it out")
-    for name in names:
-        yield f"{_BETWEEN}{name}", stamp
 
 
-def _opened(file: str) -> IO[bytes]:
+def open_anywhere(file: str) -> IO[bytes]:
     return opened(file) if is_remote(file) else open(file, "rb")
 
 
@@ -156,7 +176,7 @@ _SUFFIXES = (
 def _places(file: str, stamp: Stamp | None) -> dict[str, tuple[int, int]]:
     """(start, bytes) of each photo in a shard, by its headers alone."""
     try:
-        with _opened(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
+        with open_anywhere(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
             return {
                 member.name: (member.offset_data, member.size)
                 for member in archive
@@ -180,7 +200,7 @@ class _Table:
         except ModuleNotFoundError:
             raise PatchlightError("tables need pyarrow; pip install 'patchlight[tables]'") from None
         self._kept = ExitStack()
-        source = self._kept.enter_context(_opened(file)) if is_remote(file) else pa.memory_map(file)
+        source = self._kept.enter_context(open_anywhere(file)) if is_remote(file) else pa.memory_map(file)
         self._parquet = self._arrow = None
         if file.lower().endswith(".parquet"):
             self._parquet = pq.ParquetFile(source)
@@ -189,12 +209,20 @@ class _Table:
         else:
             self._arrow = _read_arrow(source)
             schema, groups = self._arrow.schema, [self._arrow.num_rows]
+        self.schema = schema
         self.column = _image_column(schema)
         self._starts = [0]
         for rows in groups:
             self._starts.append(self._starts[-1] + rows)
         self.rows = self._starts[-1]
-        self._group: tuple[int, Any] | None = None
+        self._groups: OrderedDict[int, Any] = OrderedDict()  # the ones used last come last
+
+    def values(self, column: str) -> list[Any]:
+        """Of a column of few bytes, such as labels."""
+        table = self._arrow if self._parquet is None else self._parquet.read(columns=[column])
+        assert table is not None
+        found: list[Any] = table.column(column).to_pylist()
+        return found
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self.rows:
@@ -203,10 +231,7 @@ class _Table:
             value = self._arrow.column(self.column)[row]
         else:
             group = bisect.bisect_right(self._starts, row) - 1
-            if self._group is None or self._group[0] != group:
-                assert self._parquet is not None
-                self._group = group, self._parquet.read_row_group(group, columns=[self.column]).column(self.column)
-            value = self._group[1][row - self._starts[group]]
+            value = self._read_group(group)[row - self._starts[group]]
         found = value.as_py()
         if isinstance(found, dict):
             content, path = found.get("bytes"), found.get("path")
@@ -214,6 +239,15 @@ class _Table:
                 content = _read_beside(self.file, path)
             found = content
         return found
+
+    def _read_group(self, group: int) -> Any:
+        if group not in self._groups:
+            assert self._parquet is not None
+            self._groups[group] = self._parquet.read_row_group(group, columns=[self.column]).column(self.column)
+            while len(self._groups) > 1 and sum(each.nbytes for each in self._groups.values()) > _GROUP_BYTES:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(group)
+        return self._groups[group]
 
 
 def _read_beside(file: str, path: str) -> bytes:
@@ -256,7 +290,63 @@ def _image_column(schema: Any) -> str:
     if not fits:
         names = ", ".join(schema.names[:8])
         raise PatchlightError(f"has no column of images (bytes, or a struct with bytes); its columns are {names}")
-    return str(min(fits, key=lambda name: _NAMES.index(name.lower()) if name.lower() in _NAMES else len(_NAMES)))
+    return str(
+        min(fits, key=lambda name: IMAGE_NAMES.index(name.lower()) if name.lower() in IMAGE_NAMES else len(IMAGE_NAMES))
+    )
+
+
+def labels_of(file: str, shown: str, column: str | None, *, needed: bool) -> tuple[list[Any], list[str] | None]:
+    """The label of each row of a table, None where it has none, and the names of the classes that numbers stand for,
+    where the table has them; raises PatchlightError in a line, which calls the file as `shown`.
+
+    `column` is the one of labels; None takes the one that is called so. One that is not `needed` may be missing.
+    """
+    with explained(file, shown):
+        return tried(lambda: _labels(_table(file, stamp_of_file(file)), column, needed))
+
+
+def _labels(table: _Table, column: str | None, needed: bool) -> tuple[list[Any], list[str] | None]:
+    column = _label_column(table.schema, column, needed)
+    if column is None:
+        return [None] * table.rows, None
+    return table.values(column), _class_names(table.schema).get(column)
+
+
+def _label_column(schema: Any, asked: str | None, needed: bool) -> str | None:
+    import pyarrow as pa
+
+    def fits(kind: Any) -> bool:
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return bool(pa.types.is_integer(plain) or pa.types.is_string(plain) or pa.types.is_large_string(plain))
+
+    fitting = [field.name for field in schema if fits(field.type)]
+    if asked is not None:
+        if asked in fitting:
+            return asked
+        what = "is not one of texts or whole numbers" if asked in schema.names else "is not there"
+        raise PatchlightError(f"its column {asked!r} {what}; its columns are {', '.join(schema.names[:8])}")
+    named = {name.lower(): name for name in fitting}
+    known = list(_class_names(schema))
+    found = next((named[name] for name in LABEL_NAMES if name in named), known[0] if len(known) == 1 else None)
+    if found is None and needed:
+        raise PatchlightError(
+            f"has no column called {', '.join(LABEL_NAMES[:3])} or the like; its columns are "
+            f"{', '.join(schema.names[:8])}: {NAME_LABELS}"
+        )
+    return found
+
+
+def _class_names(schema: Any) -> dict[str, list[str]]:
+    """By column, as `datasets` writes them beside a table."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (LookupError, ValueError, TypeError):
+        return {}
+    return {
+        name: [str(each) for each in feature["names"]]
+        for name, feature in (features.items() if isinstance(features, dict) else ())
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
+    }
 
 
 @functools.lru_cache(8)

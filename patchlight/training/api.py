@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.errors import PatchlightError
+from patchlight.remote import is_remote
 from patchlight.reporting import SILENT, Reporter, on_terminal
 from patchlight.training import loop
 from patchlight.training.config import TrainConfig
@@ -109,7 +110,13 @@ def finetune(
     changes, start = dict(settings or {}), os.fspath(model)
     with _heard(reporter) as heard:
         workers = changes.get("data.workers", 2)
-        training = open_dataset(photos, workers=workers if isinstance(workers, int) else 2, reporter=heard)
+        column = changes.get("data.label_column")
+        training = open_dataset(
+            photos,
+            label_column=column if isinstance(column, str) else None,
+            workers=workers if isinstance(workers, int) else 2,
+            reporter=heard,
+        )
         name, judged_by = name_of(photos), None if validation is None else name_of(validation)
         _require_classes(training, name)
         folder = RunFolder(out)
@@ -118,7 +125,8 @@ def finetune(
         else:
             config = choose_recipe(load(start), name, training, validation=judged_by, changes=changes)
         heard.tell(in_words(config, training))
-    own = None if isinstance(photos, str | os.PathLike) else training  # which need not be opened again
+    # What took long to open need not be opened again.
+    own = None if isinstance(photos, str | os.PathLike) and not is_remote(name) else training
     return _run(partial(loop.train, photos=own, validation=validation), config, out, resume, device, reporter)
 
 

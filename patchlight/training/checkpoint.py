@@ -45,7 +45,7 @@ def write_checkpoint(folder: str | Path, step: int, state: State) -> Path:
     read; tensors come back on the CPU and contiguous.
     """
     folder = Path(folder)
-    tree, tensors = _flatten(state)
+    tree, tensors = flatten(state)
     earlier: list[dict[str, Any]] = []
     try:
         if not folder.is_dir():
@@ -89,6 +89,11 @@ def read_newest(folder: str | Path) -> tuple[int, State, list[str]] | None:
     return None
 
 
+def newest_step(folder: str | Path) -> int:
+    """Of the checkpoints that a folder names; -1 where there is none."""
+    return max((entry["step"] for entry in _read_index(Path(folder))), default=-1)
+
+
 def fingerprint(state: State) -> str:
     """sha256 over names, types, shapes and bytes of a state_dict, or of any state; the order of names is left out."""
     if isinstance(state, Tensor):
@@ -106,7 +111,7 @@ class _DamageError(Exception):
     """Why a checkpoint cannot be used, in a word or two."""
 
 
-def _flatten(state: State) -> tuple[Any, dict[str, Tensor]]:
+def flatten(state: State) -> tuple[Any, dict[str, Tensor]]:
     """The state as JSON values, in which {"tensor": name} stands for a tensor, and the tensors by name."""
     tensors: dict[str, Tensor] = {}
     return _encode(state, (), tensors, {}), tensors
@@ -149,16 +154,17 @@ def _name_tensor(
     return name
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `flatten`."""
     if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
+        return [unflatten(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "dict":
-        return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
+        return {unflatten(key, tensors): unflatten(item, tensors) for key, item in content}
     if kind == "tuple":
-        return tuple(_decode(item, tensors) for item in content)
+        return tuple(unflatten(item, tensors) for item in content)
     if kind == "int":
         return int(content, 16)
     if kind == "float":
@@ -235,7 +241,7 @@ def _read_state(path: Path, entry: Mapping[str, Any]) -> State:
         metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         if metadata["format"] != FORMAT:
             raise _DamageError(f"written as {metadata['format']!r:.40}, not as {FORMAT!r}")
-        return _decode(json.loads(metadata["state"]), parse_safetensors(content))
+        return unflatten(json.loads(metadata["state"]), parse_safetensors(content))
     except _DamageError:
         raise
     except Exception as error:  # the checksum was right: only a file that somebody made can come here

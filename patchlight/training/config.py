@@ -20,7 +20,7 @@ from patchlight.json_config import JsonConfig, check_names, check_types, field_n
 class DataConfig(JsonConfig):
     """Which photos, with which labels."""
 
-    # A folder of class folders, a CSV with the columns file and label, a folder of tar shards, or CIFAR-10.
+    # A folder of class folders, a CSV with the columns file and label, tar shards, tables or CIFAR-10: a path or URL.
     train: str
     # The same. None takes the part of the training photos that lies apart (val/ beside train/), or holds one out.
     validation: str | None = None
@@ -31,13 +31,18 @@ class DataConfig(JsonConfig):
     # A CSV with the columns label and group (animal, animal/bird, thing, ...; `bird/*` is many labels), which the
     # finished model carries, see weights/groups.py.
     groups: str | None = None
+    # The column of labels of a CSV or a table; None takes the one that is called so (label, labels, class, ...).
+    label_column: str | None = None
     # Processes that read photos; 0 reads in the training process.
     workers: int = 2
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("train", "validation", "groups"):  # an empty path would be the working folder
-            require(getattr(self, name) != "", f"data.{name} is empty; give a path")
+        for name in ("train", "validation", "groups", "label_column"):  # an empty path would be the working folder
+            require(
+                getattr(self, name) != "",
+                f"data.{name} is empty; give {'a name' if name == 'label_column' else 'a path'}",
+            )
         require_within(self, "validation_share", 0, 0.9)
         require_within(self, "train_share", 0, 1)
         require(self.train_share > 0, "train_share must be more than 0")

@@ -28,7 +28,8 @@ from patchlight.files import printable
 from patchlight.geometry import Box, Size
 from patchlight.images import augment as augmentation
 from patchlight.images.augment import AugmentConfig
-from patchlight.images.decode import Decoded, ImageError, Photo, decode
+from patchlight.images.containers import is_elsewhere
+from patchlight.images.decode import Decoded, ImageError, Photo, decode, open_file
 from patchlight.images.draws import Draws, epoch_order
 from patchlight.images.preprocess import Preprocess
 from patchlight.training.marks import Marks
@@ -70,6 +71,13 @@ class Names(Sequence[str]):
             return [self[i] for i in range(len(self))[index]]
         place = range(len(self))[index]  # which raises IndexError
         return os.fsdecode(self._text[self._ends[place] : self._ends[place + 1]])
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Each once: by number if all are numbers, else by name."""
+    distinct = set(labels)
+    numbers = all(label.isascii() and label.isdecimal() for label in distinct)
+    return sorted(distinct, key=lambda label: (int(label) if numbers else 0, label))
 
 
 class Stored(Protocol):
@@ -147,10 +155,22 @@ class Dataset:
         if self._files is None:
             assert self.images_NCHW is not None
             return hashlib.sha256(self.images_NCHW[self._image(index)].contiguous().numpy().tobytes()).digest()
-        name = self.names[index]
-        with contextlib.suppress(OSError, ValueError, ImageError):
-            return hash_of(self._files.source(index, name))
-        return hashlib.sha256(b"unreadable:" + os.fsencode(name)).digest()
+        name, source = self.names[index], None
+        with contextlib.suppress(ImageError):
+            source = self._files.source(index, name)
+        return _hash_or_name(source, name)
+
+    def look(self, index: int) -> tuple[bytes, str | None]:
+        """The `content_hash` of a photo that lies outside memory, and why it cannot be used, if so; it is fetched
+        once."""
+        assert self._files is not None
+        name, source, failure = self.names[index], None, None
+        try:
+            source = self._files.source(index, name)
+            decode(source, fast_size=(32, 32))  # all of the file is read at any size
+        except ImageError as error:
+            failure = str(ImageError(printable(name), error.reason, error.detail))
+        return _hash_or_name(source, name), failure
 
     @property
     def hashes(self) -> list[bytes] | None:
@@ -245,8 +265,18 @@ class Dataset:
         return self._prepared[1]
 
 
+def _hash_or_name(source: Photo | None, name: str) -> bytes:
+    if source is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return hash_of(source)
+    return hashlib.sha256(b"unreadable:" + os.fsencode(name)).digest()
+
+
 def hash_of(photo: Photo) -> bytes:
     """The sha256 of a photo's file, the same for every copy of it; of its pixels, if it comes from none."""
+    if isinstance(photo, str | os.PathLike) and is_elsewhere(os.fspath(photo)):
+        with open_file(photo, printable(os.fspath(photo))) as content:
+            photo = content.read()
     if isinstance(photo, bytes):
         return hashlib.sha256(photo).digest()
     if isinstance(photo, str | os.PathLike):

@@ -232,6 +232,7 @@ def evaluate_photos(
     loaded: Loaded,
     photos: Photos,
     *,
+    label_column: str | None = None,
     batch_size: int = 64,
     workers: int = 2,
     reporter: Reporter = SILENT,
@@ -247,7 +248,7 @@ def evaluate_photos(
         )
     loaded.preprocess.check_channels()
     reporter.progress(Progress(what="opening the photos"))
-    dataset = open_dataset(photos, "test", workers=workers, reporter=reporter)
+    dataset = open_dataset(photos, "test", label_column=label_column, workers=workers, reporter=reporter)
     require_photos(dataset, source)
     # A class that no photo has may be unknown to the model.
     numbers = dataset.labels_N.unique().tolist() if labels is not None else range(len(dataset.classes))

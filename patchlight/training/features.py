@@ -29,6 +29,7 @@ from patchlight.training.config import TrainConfig
 from patchlight.training.data import Dataset, evaluation_batches, split, subset
 from patchlight.training.evaluate import Batch, NoNumbersError, evaluating, interval_of, ranks_of
 from patchlight.training.optim import FUSED_DEVICES
+from patchlight.training.own_dataset import name_of
 from patchlight.training.scan import scan
 from patchlight.training.sources import open_dataset, require_photos
 from patchlight.training.trained_on import warnings_of
@@ -405,6 +406,7 @@ def evaluate_features(
     *,
     method: Method = "knn",
     train: str | os.PathLike[str] | None = None,
+    label_column: str | None = None,
     batch_size: int = 64,
     workers: int = 2,
     device: str | torch.device | None = None,
@@ -424,7 +426,7 @@ def evaluate_features(
     vit = model.model if device is None else model.model.to(device)
     where = vit.norm.weight.device
     reporter.progress(Progress(what="opening the photos"))
-    known, asked, left_out, problems = _open_sets(photos, train, workers, reporter)
+    known, asked, left_out, problems = _open_sets(photos, train, label_column, workers, reporter)
     problems = [*warnings_of(model.provenance.path.parent, asked), *problems]
     if method == "attentive":
         patches = math.prod(vit.config.grid_for(model.preprocess.config.image_size))
@@ -453,24 +455,28 @@ def evaluate_features(
             result = knn_accuracy(train_set, test_set, device=where)
         else:
             result = linear_probe(train_set, test_set, replace(LINEAR, seed=seed), device=where, reporter=reporter)
-    source = {"model": model.provenance.source, "source": os.fspath(photos)}
+    source = {"model": model.provenance.source, "source": name_of(photos)}
     return replace(result, details=source | dict(result.details), left_out=tuple(left_out), problems=tuple(problems))
 
 
 def _open_sets(
-    photos: str | os.PathLike[str], train: str | os.PathLike[str] | None, workers: int, reporter: Reporter
+    photos: str | os.PathLike[str],
+    train: str | os.PathLike[str] | None,
+    label_column: str | None,
+    workers: int,
+    reporter: Reporter,
 ) -> tuple[Dataset, Dataset, list[str], list[str]]:
     """The photos with known labels, those to be judged on, the names of those left out, and what is wrong."""
-    asked: Dataset | None = open_dataset(photos, "test")
+    asked: Dataset | None = open_dataset(photos, "test", label_column=label_column)
     assert asked is not None
-    known = open_dataset(photos if train is None else train, "train")
-    require_photos(known, os.fspath(photos if train is None else train))
-    require_photos(asked, os.fspath(photos))
+    known = open_dataset(photos if train is None else train, "train", label_column=label_column)
+    require_photos(known, name_of(photos if train is None else train))
+    require_photos(asked, name_of(photos))
     if train is None and known.fingerprint() == asked.fingerprint():
         asked = None  # there are no parts
     found = scan(known, asked, workers=workers, reporter=reporter)
     if found.fatal:
-        named = os.fspath(photos) if train is None else f"{os.fspath(photos)}, known by {os.fspath(train)}"
+        named = name_of(photos) if train is None else f"{name_of(photos)}, known by {name_of(train)}"
         raise PatchlightError(f"{named}: {'; '.join([*found.fatal, *found.problems[:1]])}")
     readable = found.clean(known)
     if asked is None:
@@ -478,7 +484,7 @@ def _open_sets(
     else:
         judged = found.clean_validation(asked)
     if not len(judged):
-        raise PatchlightError(f"{os.fspath(photos)}: has one photo a class, and none to hold out; add photos")
+        raise PatchlightError(f"{name_of(photos)}: has one photo a class, and none to hold out; add photos")
     return readable, judged, found.left_out, list(found.problems)
 
 

@@ -23,7 +23,7 @@ from patchlight.models.families import make_model as fresh_model
 from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.signals import Stopped, StopRequest, asked_to_stop, block_signals_in_children
 from patchlight.training import trained_on
-from patchlight.training.checkpoint import read_newest, write_checkpoint
+from patchlight.training.checkpoint import newest_step, read_newest, write_checkpoint
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import Batch, Dataset
 from patchlight.training.evaluate import NoNumbersError
@@ -91,7 +91,10 @@ def train(
                 stack.enter_context(folder.held())
                 folder.check(config, resume=resume)
             processes.check_batch(config)
-            newest = read_newest(folder.checkpoints)
+            newest = read_newest(folder.checkpoints) if processes.is_first else None
+        newest = processes.from_first(newest)
+        with processes.together():
+            _check_same_folder(folder, -1 if newest is None else newest[0])
         begun = newest is not None
         sets = partial(open_sets, config, photos, validation, reporter)
         run = _set_up(config, folder, processes, asked, sets, teacher, make_teacher, reporter, begun=begun)
@@ -99,6 +102,17 @@ def train(
         del newest  # it is as large as the weights and their moments
         _learn(run, state)
         return _finish(run, state)
+
+
+def _check_same_folder(folder: RunFolder, step: int) -> None:
+    """After a machine was lost, another one may be the first, with a disk of its own: nothing may begin anew there."""
+    seen = newest_step(folder.checkpoints)
+    if seen > step:
+        first = "no checkpoint" if step < 0 else f"step {step} as the newest"
+        raise PatchlightError(
+            f"{folder.path}: step {seen} was saved, but the first process finds {first}; name a folder with --out that "
+            "lies on a disk that all machines share"
+        )
 
 
 @dataclass(frozen=True)
@@ -313,7 +327,8 @@ def _micro_batches(stream: Iterator[Batch], parts: int) -> Iterator[Batch]:
 def _next_inputs(run: _Run, state: _LoopState, parts: Iterator[tuple[Tensor, ...]], step: int) -> tuple[Tensor, ...]:
     """The first part of what a step learns from, whose other parts are of the same photos.
 
-    All processes have theirs, or all end here: none may begin a step that another does not take part in.
+    All processes have theirs, or all end here, with what was learnt saved: none may begin a step that another does not
+    take part in.
     """
     inputs, failure = None, None
     try:
@@ -321,8 +336,9 @@ def _next_inputs(run: _Run, state: _LoopState, parts: Iterator[tuple[Tensor, ...
     except PatchlightError as error:
         failure = error
     worst = run.processes.agree(run.asked.signal or (_FAILED if failure else 0))
-    if worst > _FAILED:
+    if worst:
         _save(run, state, step)
+    if worst > _FAILED:
         raise _stopped_after(run, step, worst)
     if worst:
         with run.processes.together():

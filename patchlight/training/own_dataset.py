@@ -6,7 +6,7 @@ run needs it. So each index has to give the same photo every time: photos are va
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import Subset
 
 from patchlight.errors import PatchlightError
+from patchlight.images.containers import IMAGE_NAMES, LABEL_NAMES, NAME_LABELS
 from patchlight.images.decode import ImageError, Photo, decode
+from patchlight.remote import as_given
 from patchlight.reporting import Progress, Reporter
 from patchlight.training.data import UNLABELLED, Dataset, Names, Note, hash_of
 from patchlight.training.workers import can_be_sent, in_workers
@@ -26,16 +28,21 @@ _CHUNK = 16
 
 def name_of(photos: Any) -> str:
     """What a run calls its photos: their path, or the kind of Dataset that they come from."""
-    return os.fspath(photos) if isinstance(photos, str | os.PathLike) else f"{type(photos).__name__} in Python"
+    return as_given(photos) if isinstance(photos, str | os.PathLike) else f"{type(photos).__name__} in Python"
 
 
-def open_own(dataset: Any, *, labelled: bool, workers: int, reporter: Reporter) -> Dataset:
+def open_own(
+    dataset: Any, *, labelled: bool, label_column: str | None = None, workers: int, reporter: Reporter
+) -> Dataset:
     """The photos and labels that dataset[0], dataset[1], ... give, without those that cannot be read.
 
     A label is a name, or the number of a class, whose names are in `dataset.classes`, if it has them. Without
-    `labelled`, an item may be a photo alone.
+    `labelled`, an item may be a photo alone. Items that are dicts, as those of Hugging Face's `datasets`, have their
+    photo and label by name, see `label_column` of `open_dataset`.
     """
     kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        raise PatchlightError(f"{kind} has the parts {', '.join(map(str, list(dataset)[:5]))}; give one of them")
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise PatchlightError(
             f"{kind} is no set of photos; give a path, or a Dataset with a length, whose items are pairs (photo, label)"
@@ -47,6 +54,8 @@ def open_own(dataset: Any, *, labelled: bool, workers: int, reporter: Reporter) 
     if workers and not can_be_sent(dataset):
         line = f"{kind}: cannot be sent to other processes, so that this one reads its photos"
         notes.append(Note("dataset", f"{line}; where its class stands in a module of its own, {workers} read them"))
+    if len(dataset) and isinstance(_get(dataset, 0), Mapping):
+        dataset = _Columns(dataset, label_column, labelled=labelled)
     chunks = [range(start, min(start + _CHUNK, len(dataset))) for start in range(0, len(dataset), _CHUNK)]
     read = in_workers(_ReadItems(dataset, labelled=labelled), chunks, workers)
     for chunk, found in zip(chunks, read, strict=True):
@@ -91,7 +100,7 @@ class _ReadItems:
     def __call__(self, indices: Sequence[int]) -> list[tuple[str | int, bytes, str | None]]:
         found: list[tuple[str | int, bytes, str | None]] = []
         for index in indices:
-            name = f"{type(self.dataset).__name__}[{index}]"
+            name = f"{_kind(self.dataset)}[{index}]"
             photo, label = _item(self.dataset, index, labelled=self.labelled)
             try:
                 decode(photo, fast_size=(32, 32))  # all of a file is read at any size
@@ -108,11 +117,7 @@ class _ReadItems:
 
 def _item(dataset: Any, index: int, *, labelled: bool) -> tuple[Any, str | int]:
     """The photo, and its label as a name or a number."""
-    name = f"{type(dataset).__name__}[{index}]"
-    try:
-        item = dataset[index]
-    except Exception as error:
-        raise PatchlightError(f"{name}: cannot be read ({type(error).__name__}: {error})") from error
+    name, item = f"{_kind(dataset)}[{index}]", _get(dataset, index)
     if not (isinstance(item, tuple | list) and len(item) == 2):
         if labelled:
             raise PatchlightError(f"{name}: is {_in_words(item)}, not a pair (photo, label)")
@@ -128,13 +133,63 @@ def _item(dataset: Any, index: int, *, labelled: bool) -> tuple[Any, str | int]:
         raise PatchlightError(f"{name}: has the label {label!r:.40}; give the name of a class, or its number") from None
 
 
+def _get(dataset: Any, index: int) -> Any:
+    try:
+        return dataset[index]
+    except PatchlightError:
+        raise
+    except Exception as error:
+        raise PatchlightError(f"{_kind(dataset)}[{index}]: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _kind(dataset: Any) -> str:
+    return type(dataset.dataset if isinstance(dataset, _Columns) else dataset).__name__
+
+
+class _Columns:
+    """Pairs of a photo and its label, from items that have more by name: {"image": ..., "label": ...}."""
+
+    def __init__(self, dataset: Any, label_column: str | None, *, labelled: bool) -> None:
+        names = [str(name) for name in _get(dataset, 0)]
+        self.dataset, self.label = dataset, label_column
+        self.image = _first_of(IMAGE_NAMES, names)
+        if self.label is None:
+            self.label = _first_of(LABEL_NAMES, names)
+        kind, columns = type(dataset).__name__, ", ".join(names[:8])
+        if self.image is None:
+            raise PatchlightError(
+                f"{kind}: its items have no {IMAGE_NAMES[0]}, but {columns}; rename the one of photos"
+            )
+        if labelled and self.label not in names:
+            wanted = LABEL_NAMES[0] if self.label is None else self.label
+            raise PatchlightError(f"{kind}: its items have no {wanted}, but {columns}: {NAME_LABELS}")
+        feature = (getattr(dataset, "features", None) or {}).get(self.label)
+        if isinstance(known := getattr(feature, "names", None), list):  # else there are none, or numbers are the names
+            self.classes = known
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        photo, label = item[self.image], item.get(self.label)
+        if isinstance(photo, Mapping):  # as `datasets` gives images that it does not decode
+            photo = photo["path"] if photo.get("bytes") is None else photo["bytes"]
+        return photo if label is None else (photo, label)
+
+
+def _first_of(likely: Sequence[str], names: Sequence[str]) -> str | None:
+    by_lower = {name.lower(): name for name in names}
+    return next((by_lower[name] for name in likely if name in by_lower), None)
+
+
 def _in_words(item: Any) -> str:
     return f"{len(item)} things" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
 
 
 def _numbered(dataset: Any, labels: Sequence[str | int]) -> tuple[Sequence[str], list[int]]:
     """The names of the classes, and each label as the number of its class."""
-    kind = type(dataset).__name__
+    kind = _kind(dataset)
     while isinstance(dataset, Subset):  # as random_split makes them
         dataset = dataset.dataset
     own = getattr(dataset, "classes", None)

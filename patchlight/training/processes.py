@@ -17,7 +17,9 @@ from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
 from patchlight.models.families import blocks_of
 from patchlight.signals import Stopped
+from patchlight.training.checkpoint import TYPE_NAMES, State, flatten, unflatten
 from patchlight.training.config import TrainConfig
+from patchlight.weights.read import TYPES
 
 PATIENCE = datetime.timedelta(hours=6)
 """While the first process judges a model, or trains its teacher, the others wait."""
@@ -69,6 +71,22 @@ class Processes:
     def mean(self, value: float) -> float:
         """Over the processes, so that all decide alike."""
         return float(self._reduced(value, dist.ReduceOp.SUM)) / self.world if self.world > 1 else value
+
+    def from_first(self, state: State) -> State:
+        """What the first process holds, to all of them: so that a checkpoint is read by one, from one disk."""
+        if self.world == 1:
+            return state
+        tree, tensors = flatten(state) if self.is_first else (None, {})
+        kinds = {name: (TYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+        told: list[Any] = [tree, kinds]
+        dist.broadcast_object_list(told, 0, device=self.device)
+        for name, (kind, shape) in told[1].items():
+            tensor = tensors[name] if self.is_first else torch.empty(shape, dtype=TYPES[kind])
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8).to(self.device)
+            if len(flat):
+                dist.broadcast(flat, 0)
+            tensors[name] = flat.cpu().view(TYPES[kind]).reshape(shape)
+        return unflatten(told[0], tensors)
 
     def agree(self, number: int) -> int:
         """The largest number that any of them holds."""
@@ -122,11 +140,18 @@ class Processes:
         return model
 
     def gather_state(self, model: nn.Module, optimizer: Any | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """The weights and the optimizer's moments, whole, on every process."""
+        """The weights, whole, on every process, and the optimizer's moments, which of a sharded model the first process
+        has alone, and not on its device: they may not fit there."""
         if self.world > 1 and any(_is_sharded(parameter) for parameter in model.parameters()):
             weights = {name: _whole(value) for name, value in model.state_dict().items()}
-            return weights, None if optimizer is None else _map_tensors(optimizer.state_dict(), _whole)
+            return weights, None if optimizer is None else _map_tensors(optimizer.state_dict(), self._gathered)
         return dict(model.state_dict()), None if optimizer is None else optimizer.state_dict()
+
+    def _gathered(self, value: Any) -> Any:
+        if not _is_sharded(value):
+            return value
+        whole = value.full_tensor()
+        return whole.cpu() if self.is_first else None
 
     def load_state(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
         """The inverse, from a checkpoint."""
@@ -171,6 +196,13 @@ def find_processes(device: str | None) -> Iterator[Processes]:
             ) from None
     try:
         yield Processes(rank, world, chosen)
+    except RuntimeError as error:
+        if world == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise PatchlightError(
+            f"another process of the run is out of reach ({' '.join(str(error).split())[:160]}); start them again with "
+            "resume=True to go on from the newest checkpoint"
+        ) from None
     finally:
         if world > 1:
             dist.destroy_process_group()

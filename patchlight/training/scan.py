@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from patchlight.errors import and_more
 from patchlight.files import printable
-from patchlight.images.decode import ImageError
 from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, Note
 from patchlight.training.workers import in_workers
@@ -123,15 +122,7 @@ class _ReadPhotos:
         self.dataset = dataset
 
     def __call__(self, indices: Sequence[int]) -> list[tuple[bytes, str | None]]:
-        found: list[tuple[bytes, str | None]] = []
-        for index in indices:
-            failure = None
-            try:
-                self.dataset.read(index, fast_size=(32, 32))  # all of the file is read at any size
-            except ImageError as error:
-                failure = str(error)
-            found.append((self.dataset.content_hash(index), failure))
-        return found
+        return [self.dataset.look(index) for index in indices]
 
 
 def _read_all(dataset: Dataset, workers: int, reporter: Reporter, done: int, total: int) -> _Contents:

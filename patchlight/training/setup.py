@@ -15,6 +15,7 @@ from patchlight.families import ModelConfig
 from patchlight.models.families import Model
 from patchlight.models.families import make_model as fresh_model
 from patchlight.models.vit import ViT
+from patchlight.remote import is_remote
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.config import TrainConfig
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, Dataset, split, subset
@@ -52,6 +53,7 @@ def open_sets(
     opened = partial(
         open_dataset,
         labelled=config.labelled,
+        label_column=config.data.label_column,
         unnamed=config.subject is not None,  # where a subject is can be learnt without knowing what it is
         workers=config.data.workers,
         reporter=reporter,
@@ -59,7 +61,8 @@ def open_sets(
     try:
         training = opened(config.data.train if photos is None else photos)
     except PatchlightError as error:
-        if photos is not None or os.path.exists(os.path.expanduser(config.data.train)):
+        named = config.data.train
+        if photos is not None or is_remote(named) or os.path.exists(os.path.expanduser(named)):
             raise
         raise PatchlightError(f"{error}; set data.train to the photos to learn from") from None
     require_photos(training, config.data.train)

