@@ -52,7 +52,7 @@ class App {
       strip.begin(image);
       await this.ready;
       const sent = this.sample && this.sample.name === file.name ? this.sample : await api.send(file);
-      this.sample = sent;
+      this.sample = Object.assign(sent, {file});
       if (!this.photos.length && strip.image === image) await strip.show(sent, this.model, image, wanted);
     } catch (error) {
       this.fail(error);

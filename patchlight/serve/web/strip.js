@@ -4,10 +4,10 @@
 import * as api from "./api.js";
 import {byId, choice, clamp, el, number, percent, slider} from "./dom.js";
 import {attentionRows, largest, meanOf, paint} from "./heat.js";
-import {bar} from "./patches.js";
+import {bar, SIZES} from "./patches.js";
 import {prefixTokens} from "./seen.js";
+import {squeezed} from "./stage.js";
 
-const SIZES = [8, 14, 16, 32];
 const SHOWN = 24; // numbers of a vector, spread evenly over it
 
 // When each step begins and ends, in milliseconds.
@@ -53,8 +53,7 @@ export class Strip {
     this.element = el("section", {class: "teach", id: "strip", "aria-labelledby": "strip-title"}, this.canvas, this.photoSlot,
       el("div", {class: "say"}, this.title, this.words, this.count),
       el("div", {class: "answer"}, el("h3", {text: "The class at the end"}), this.said, this.verdict),
-      el("div", {class: "controls"}, this.size, this.images, this.note, el("div", {class: "row"}, this.away, this.shuffler)),
-      this.line, el("div", {class: "foot"}, this.playButton, this.steps, this.legend));
+      el("div", {class: "controls"}, this.size, this.images, this.note), el("div", {class: "row buttons"}, this.away, this.shuffler), this.line, el("div", {class: "foot"}, this.playButton, this.steps, this.legend));
     this.seed = 0;
     this.state = {positions: true, seed: null};
     for (const slot of [this.line, this.photoSlot]) {
@@ -90,13 +89,14 @@ export class Strip {
     this.seed = wanted.seed ? wanted.seed - 1 : 0;
     this.state = {positions: wanted.positions !== false, seed: wanted.seed ?? null};
     const own = model.patch_size[0], side = model.image_size[0];
+    this.layer = wanted.layer < model.depth ? wanted.layer : model.depth - 1;
     this.sizes = [...new Set([...SIZES, own])].sort((a, b) => a - b);
     const nearest = (size) => this.sizes.reduce((best, each, i) => Math.abs(each - size) < Math.abs(this.sizes[best] - size) ? i : best, 0);
     this.size.input.max = this.sizes.length - 1;
     this.size.input.value = nearest(wanted.size || own);
     this.side = clamp(wanted.image || side, 32, 512);
     const sides = [...new Set([side, 224, this.side])].sort((a, b) => a - b);
-    this.images.replaceChildren(...(sides.length > 1 ? [choice("Image size", sides.map((each) => [each, `${each} × ${each} pixels`]), this.side, (each) => {
+    this.images.replaceChildren(...(sides.length > 1 ? [choice("Image size", sides.map((each) => [each, `Image of ${each} × ${each}`]), this.side, (each) => {
       this.side = Number(each);
       this.dice();
     })] : []));
@@ -154,10 +154,13 @@ export class Strip {
   // One pass for each way in which the patches may lie, asked for once.
   fetch({positions, seed}) {
     const {photo, model} = this, key = [photo.id, model.number, this.key_of, positions, seed].join(" ");
-    const values = {model: model.number, ...this.asked, ...(positions ? {} : {positions: false}), ...(seed === null ? {} : {shuffle: seed})};
-    this.told[key] = this.told[key] || api.tensors(`/photos/${photo.id}/tokens`, values).catch((error) => {
+    const values = {model: model.number, layer: this.layer, ...this.asked, ...(positions ? {} : {positions: false}), ...(seed === null ? {} : {shuffle: seed})};
+    const ask = () => api.tensors(`/photos/${photo.id}/tokens`, values);
+    this.told[key] = this.told[key] || ask().catch(async (error) => {
       delete this.told[key];
-      throw error;
+      if (error.reason !== "unknown-photo") throw error;
+      photo.id = (await api.send(photo.file)).id; // the server let go of it
+      return ask();
     });
     return this.told[key];
   }
@@ -165,7 +168,7 @@ export class Strip {
   accept(found) {
     this.before = this.now;
     this.now = found;
-    found.columns = null;
+    found.columns = found.rest = null;
     this.grid = found.about.grid;
     const {photo} = this;
     this.cutView(found.about.region, photo.width, photo.height, found.about.image_size);
@@ -183,8 +186,6 @@ export class Strip {
     context.drawImage(image, left * share, top * shareDown, (right - left) * share, (bottom - top) * shareDown, 0, 0, view.width, view.height);
     this.view = view;
     this.ratio = across / down;
-    const patch = [(bottom - top) / this.grid[0], (right - left) / this.grid[1]];
-    this.squeezed = Math.abs(patch[0] / patch[1] * (this.model ? this.model.patch_size[1] / this.model.patch_size[0] : 1) - 1) > 0.02;
   }
 
   // Whether positions are there, and in which order the patches lie.
@@ -255,19 +256,20 @@ export class Strip {
     const told = {rope2d: "Its queries and keys are turned by row and column (rotary positions); nothing is added to the vectors.", none: "This model has no positions."}[model.positions] ||
       "It adds a number for each distance to the attention; nothing is added to the vectors.";
     return [
-      `${this.squeezed ? "Squeezed to" : "As"} ${down} × ${across} pixels, which is how the model takes it.`,
+      `${squeezed(model, now.about.region, grid) ? "Squeezed to" : "As"} ${down} × ${across} pixels, which is how the model takes it.`,
       `${grid[0]} × ${grid[1]} of ${patch[0]} × ${patch[1]} pixels, laid in a line, row by row, like the words of a sentence.`,
       `One matrix makes ${number(width)} numbers of the ${number(3 * patch[0] * patch[1])} of each patch. ${Math.min(SHOWN, width)} of them are shown as colours.`,
       prefix.length ? `${model.class_token ? "It is the same for every photo, and will read them all." : "They are the same for every photo."}${model.registers ? ` ${many(model.registers, "register")} behind it ${model.registers === 1 ? "is" : "are"} room for notes.` : ""}` : "This model has none: it reads the mean of the patches.",
       !this.state.positions ? "The positions were taken away." : now.positions ? "A position is added to each vector. Its tint, in the band below: like tints, like positions." : told,
       this.attentionText(layer),
-      `After ${model.depth} blocks it is read from ${reads}. ${this.attentionText(layer)}`,
+      `It is read from ${reads}, after the last block. ${this.attentionText(layer)}`,
     ];
   }
 
   attentionText(layer) {
     const {model} = this, token = this.token();
-    return `${this.name(token)}: where it attends in block ${layer} (0 to ${model.depth - 1}), mean of ${many(model.heads, "head")}. Point at another token.`;
+    const block = layer === model.depth - 1 ? `the last of ${model.depth} blocks` : `block ${layer} of 0 to ${model.depth - 1}`;
+    return `${this.name(token)}: the arcs show where it attends in ${block}, mean of ${many(model.heads, "head")}. Point at another.`;
   }
 
   name(token) {
@@ -287,7 +289,7 @@ export class Strip {
 
   play(from = 0) {
     this.time = still.matches ? END : from;
-    if (from === 0) this.verdict.textContent = "";
+    this.verdict.textContent = from === 0 && this.state.positions && this.state.seed === null ? "Take the positions away and shuffle. Then put them back." : "";
     this.run();
   }
 
@@ -338,27 +340,21 @@ export class Strip {
     const wide = this.line.clientWidth;
     if (!wide) return;
     const prefix = this.model ? prefixTokens(this.model).length : 0, patches = this.grid[0] * this.grid[1], gap = prefix ? 8 : 0;
-    const narrow = wide < 700, least = narrow ? 4.4 : 4.6, head = prefix * 13 + gap;
-    const lines = Math.max(1, Math.ceil((head + patches * least) / wide)), perLine = Math.ceil((patches + head / least) / lines);
-    const pitch = Math.min((wide - (lines === 1 ? head : 0)) / (lines === 1 ? patches : perLine), 30);
+    const head = prefix * 13 + gap, room = wide - head, lines = Math.max(1, Math.ceil(patches * 4.5 / room)), perLine = Math.ceil(patches / lines);
+    const pitch = Math.min(room / perLine, 30);
     const size = Math.max(1.5, pitch * 0.86), tall = lines === 1 ? 72 : lines < 4 ? 40 : 24, lift = lines === 1 ? 92 : 64, step = size + tall + 16;
     const places = [];
-    let x = lines === 1 ? Math.max(0, (wide - head - patches * pitch) / 2) : 0, row = 0;
-    for (let token = 0; token < prefix + patches; token++) {
-      const across = token < prefix ? 13 : pitch;
-      if (token === prefix) x += gap;
-      if (x + across > wide + 0.5) {
-        x = 0;
-        row++;
-      }
-      places.push([x, lift + row * step, token < prefix ? 11 : size]);
-      x += across;
+    const start = Math.max(0, (room - perLine * pitch) / 2);
+    for (let token = 0; token < prefix; token++) places.push([start + token * 13, lift, 11]);
+    for (let place = 0; place < patches; place++) {
+      places.push([start + head + place % perLine * pitch, lift + Math.floor(place / perLine) * step, size]);
     }
-    this.layout = {places, prefix, patches, size, tall, lift, step, narrow, rows: row + 1};
-    const high = Math.ceil(lift + (row + 1) * step) + "px";
+    const dense = Math.min(devicePixelRatio || 1, 2), key = [wide, prefix, patches, dense].join(" ");
+    if (!this.layout || this.layout.key !== key) this.layout = {key, places, prefix, patches, perLine, pitch, size, tall, lift, step};
+    const high = Math.ceil(lift + lines * step) + "px";
     if (this.line.style.height !== high) this.line.style.height = high;
     this.photoSlot.style.aspectRatio = String(this.ratio || 1);
-    const box = this.element.getBoundingClientRect(), dense = Math.min(devicePixelRatio || 1, 2);
+    const box = this.element.getBoundingClientRect();
     const offset = (slot) => {
       const {left, top, width, height} = slot.getBoundingClientRect();
       return {x: left - box.left - this.element.clientLeft, y: top - box.top - this.element.clientTop, width, height};
@@ -371,7 +367,7 @@ export class Strip {
   }
 
   recolour() {
-    for (const each of [this.now, this.before]) if (each) each.columns = null;
+    for (const each of [this.now, this.before]) if (each) each.columns = each.rest = null;
     this.colours = null;
     this.draw();
   }
@@ -380,7 +376,7 @@ export class Strip {
     if (!this.colours) {
       const style = getComputedStyle(document.documentElement), named = (name) => style.getPropertyValue(name).trim();
       this.colours = {accent: named("--accent"), ink: named("--ink"), soft: named("--soft"), line: named("--line"),
-        zero: dark.matches ? [38, 41, 46] : [240, 240, 236], below: dark.matches ? [98, 160, 255] : [30, 90, 190], above: dark.matches ? [255, 150, 80] : [214, 88, 20]};
+        ...Object.fromEntries(["zero", "below", "above"].map((name) => [name, [1, 3, 5].map((at) => parseInt(named("--" + name).slice(at, at + 2), 16))]))};
     }
     return this.colours;
   }
@@ -423,7 +419,7 @@ export class Strip {
     context.translate(at.line.x, at.line.y);
     if (time >= START.fly) this.drawPieces(context);
     if (this.now && layout.patches === this.now.patches.shape[0]) {
-      if (time >= START.vectors) this.drawVectors(context, theme);
+      if (time >= START.vectors) this.drawVectors(context);
       if (time >= START.arcs) this.drawArcs(context, theme);
     }
   }
@@ -455,7 +451,7 @@ export class Strip {
     if (arcs && this.now && this.mix === 1) {
       const heat = this.heat || (this.heat = made(1, 1)), {prefix} = this.layout, values = this.row().subarray(prefix);
       if (heat.of !== this.row()) {
-        paint(heat, values, this.grid, {most: largest(values), cold: 0.42, hot: 0.9});
+        paint(heat, values, this.grid, {most: largest(values), cold: 0.3, hot: 0.9});
         heat.of = this.row();
       }
       context.globalAlpha = 0.92 * arcs;
@@ -484,17 +480,77 @@ export class Strip {
     }
   }
 
+  // The line as it lies when all has come to rest, in pictures that are drawn once: the pieces; the vectors bare, and
+  // with positions; the tints; and what is in front.
+  rest(found) {
+    if (found.rest && found.rest.layout === this.layout) return found.rest;
+    const {layout: {places, prefix, tall, size}, view, dense, grid: [rows, columns], at: {line}} = this, {bare, placed} = this.columns(found), theme = this.theme();
+    const sheet = (draw) => {
+      const canvas = made(line.width * dense, line.height * dense), context = canvas.getContext("2d");
+      context.scale(dense, dense);
+      draw(context);
+      return canvas;
+    };
+    const vectors = (picture, from, to) => sheet((context) => {
+      context.imageSmoothingEnabled = false;
+      for (let token = from; token < to; token++) {
+        const [x, y, width] = places[token];
+        context.drawImage(picture, token, 0, 1, picture.height, x, y + size + 2, width, tall);
+      }
+    });
+    const high = view.height / rows, wide = view.width / columns, {order} = found.about;
+    const front = vectors(placed, 0, prefix), context = front.getContext("2d");
+    for (let token = 0; token < prefix; token++) {
+      const [x, y, width] = places[token];
+      context.fillStyle = token === 0 && this.model.class_token ? theme.accent : theme.soft;
+      context.fillRect(x, y, width, Math.max(3, size));
+    }
+    if (this.model.class_token) {
+      context.fillStyle = theme.ink;
+      context.font = "600 12px system-ui, sans-serif";
+      context.fillText("[CLS]", places[0][0], places[0][1] + size + tall + 16);
+    }
+    return found.rest = {
+      layout: this.layout,
+      pieces: sheet((each) => order.forEach((patch, place) => {
+        const [x, y, width] = places[prefix + place];
+        each.drawImage(view, patch % columns * wide, Math.floor(patch / columns) * high, wide, high, x, y, width, width);
+      })),
+      bare: vectors(bare, prefix, places.length),
+      placed: vectors(placed, prefix, places.length),
+      front,
+      tints: found.tints && sheet((each) => order.forEach((_, place) => {
+        const [x, y, width] = places[prefix + place];
+        each.fillStyle = this.tint(found.tints.values, place);
+        each.fillRect(x, y + size + tall + 3, Math.max(width, 1), 6);
+      })),
+    };
+  }
+
+  // Part of such a picture, as wide and high as is said.
+  lay(context, picture, x = 0, y = 0, width = this.at.line.width, height = this.at.line.height) {
+    const {dense} = this;
+    if (width > 0 && height > 0) context.drawImage(picture, x * dense, y * dense, width * dense, height * dense, x, y, width, height);
+  }
+
   drawPieces(context) {
-    const {layout: {places, prefix, patches}, at, view, time, grid: [rows, columns]} = this, moved = this.moves(), share = ease(this.mix);
+    const {layout: {places, prefix, patches, perLine, pitch, step, size}, at, view, time, now, grid: [rows, columns]} = this, settled = this.mix === 1 && now;
     const high = view.height / rows, wide = view.width / columns, from = {x: at.photo.x - at.line.x, y: at.photo.y - at.line.y};
-    const down = at.photo.height / rows, across = at.photo.width / columns, flight = 800, spread = 1900 - flight;
+    const down = at.photo.height / rows, across = at.photo.width / columns, flight = 1000, spread = 1900 - flight;
+    const landed = settled ? Math.floor(clamp((time - START.fly - flight) / spread, 0, 1) * patches) : 0;
+    if (landed === patches) return this.lay(context, this.rest(now).pieces);
+    const moved = this.moves(), share = ease(this.mix);
+    for (let first = 0; first < landed; first += perLine) {
+      const [x, y] = places[prefix + first];
+      this.lay(context, this.rest(now).pieces, x, y, pitch * Math.min(perLine, landed - first), step);
+    }
     context.imageSmoothingEnabled = true;
-    for (let place = 0; place < patches; place++) {
+    for (let place = landed; place < patches; place++) {
       const patch = moved ? moved.now[place] : place, was = moved ? moved.was[patch] : place;
       const row = Math.floor(patch / columns), column = patch % columns, flown = past(time, START.fly + spread * place / patches, flight);
-      if (flown === 0) continue;
-      const [toX, toY, size] = places[prefix + place], [wasX, wasY] = places[prefix + was], way = ease(flown);
-      let x = between(wasX, toX, share), y = between(wasY, toY, share) - Math.sin(Math.PI * this.mix) * Math.min(60, Math.abs(toX - wasX) / 6), width = size, height = size;
+      if (flown === 0) break;
+      const [toX, toY] = places[prefix + place], [wasX, wasY] = places[prefix + was], way = ease(flown);
+      let x = between(wasX, toX, share), y = between(wasY, toY, share) - Math.sin(Math.PI * this.mix) * Math.min(70, 8 + 90 * Math.abs(toX - wasX) / at.line.width), width = size, height = size;
       if (flown < 1) {
         x = between(from.x + column * across, x, way);
         y = between(from.y + row * down, y, way) - Math.sin(Math.PI * way) * 24;
@@ -505,59 +561,33 @@ export class Strip {
     }
   }
 
-  drawVectors(context, theme) {
-    const {layout: {places, prefix, tall, size}, time, now, before} = this, grown = 500, spread = 1300 - grown;
-    const {bare, placed} = this.columns(now), rows = bare.height, told = ease(past(time, START.positions, 1000)), joined = past(time, START.prefix, 700);
-    const older = this.mix < 1 && before && before.patches.shape[0] === now.patches.shape[0] ? this.columns(before).placed : null;
-    context.imageSmoothingEnabled = false;
-    const last = places.length - prefix;
-    const column = (picture, token, x, y, width, height) => context.drawImage(picture, token, 0, 1, rows, x, y, width, height);
-    for (let token = 0; token < places.length; token++) {
-      const [x, y, width] = places[token], place = token - prefix;
-      const share = place < 0 ? joined : ease(past(time, START.vectors + spread * place / last, grown));
-      if (share === 0) continue;
-      const top = y + size + 2, slide = place < 0 ? (1 - ease(joined)) * -40 : 0;
-      if (place < 0) context.globalAlpha = joined;
-      if (older && place >= 0) column(older, token, x, top, width, tall);
-      if (older && place >= 0) context.globalAlpha = this.mix;
-      if (told < 1 && !older) column(bare, token, x + slide, top, width, tall * share);
-      if (told > 0) {
-        if (!older && told < 1) context.globalAlpha = told;
-        column(placed, token, x + slide, top, width, tall * share);
-      }
+  drawVectors(context) {
+    const {layout: {places, prefix, tall, size}, time, now, before, mix} = this, grown = 500, spread = 1300 - grown, last = places.length - prefix;
+    const {bare, placed, front, tints} = this.rest(now), told = ease(past(time, START.positions, 1000)), joined = past(time, START.prefix, 700);
+    const faded = (share, picture, ...part) => {
+      context.globalAlpha = share;
+      if (share > 0) this.lay(context, picture, ...part);
       context.globalAlpha = 1;
-    }
-    if (joined > 0) {
-      context.globalAlpha = joined;
-      for (let token = 0; token < prefix; token++) {
-        const [x, y, width] = places[token], slide = (1 - ease(joined)) * -40;
-        context.fillStyle = token === 0 && this.model.class_token ? theme.accent : theme.soft;
-        context.fillRect(x + slide, y, width, Math.max(3, size));
-      }
-      if (this.model.class_token) {
-        context.fillStyle = theme.ink;
-        context.font = "600 12px system-ui, sans-serif";
-        context.fillText("[CLS]", places[0][0], places[0][1] + size + tall + 16);
-      }
-      context.globalAlpha = 1;
-    }
-    if (now.tints && told > 0) {
+    };
+    if (mix < 1 && before && before.patches.shape[0] === last) {
+      const older = this.rest(before);
+      faded(1, older.placed);
+      faded(mix, placed);
+      if (older.tints) faded(tints ? 1 : 1 - mix, older.tints);
+      if (tints) faded(mix, tints);
+    } else if (time < START.vectors + spread + grown) {
       for (let place = 0; place < last; place++) {
-        const [x, y, width] = places[prefix + place];
-        context.globalAlpha = clamp(told * 3 - 2 * place / last, 0, 1) * (older && !before.tints ? this.mix : 1);
-        context.fillStyle = this.tint(now.tints.values, place);
-        context.fillRect(x, y + size + tall + 3, Math.max(width, 1), 6);
+        const [x, y, width] = places[prefix + place], share = ease(past(time, START.vectors + spread * place / last, grown));
+        this.lay(context, bare, x, y + size + 2, width, tall * share);
       }
-      context.globalAlpha = 1;
-    } else if (older && before.tints) {
-      for (let place = 0; place < last; place++) {
-        const [x, y, width] = places[prefix + place];
-        context.globalAlpha = 1 - this.mix;
-        context.fillStyle = this.tint(before.tints.values, place);
-        context.fillRect(x, y + size + tall + 3 + 14 * this.mix, Math.max(width, 1), 6);
-      }
-      context.globalAlpha = 1;
+    } else {
+      if (told < 1) faded(1, bare);
+      faded(told, placed);
+      if (tints) this.lay(context, tints, 0, 0, this.at.line.width * told);
     }
+    if (joined < 1) context.translate((1 - ease(joined)) * -40, 0);
+    faded(joined, front);
+    if (joined < 1) context.translate((1 - ease(joined)) * 40, 0);
   }
 
   tint(values, place) {
@@ -601,7 +631,7 @@ export class Strip {
     const [left, top, width] = places[token];
     context.lineWidth = 1.5;
     context.strokeStyle = theme.ink;
-    context.strokeRect(left - 1.5, top - 1.5, width + 3, size + tall + (token < prefix ? 4 : 13));
+    context.strokeRect(left - 1.5, top - 1.5, width + 3, size + tall + (token < prefix || !this.now.tints ? 4 : 13));
   }
 
   // Pointing
