@@ -2,9 +2,9 @@
 
 python benchmarks/page.py
 
-For each width, three times: the milliseconds from frame to frame (requestAnimationFrame) while the strip plays and while
-its patches change places, beside those of the same page at rest, which say what else the machine was doing; and the
-milliseconds of a frame that the strip's own script takes.
+For each width, three times: the milliseconds from frame to frame (requestAnimationFrame) while the strip plays and
+while its patches change places, beside those of the same page at rest, which say what else the machine was doing; and
+the milliseconds of a frame that the strip's own script takes.
 """
 
 import shutil
@@ -20,7 +20,11 @@ from patchlight.serve.app import make_app
 from patchlight.serve.engine import Engine
 from patchlight.serve.running import Address, access_policy, listen
 
-PAGES = {"1440 px": (1440, 900, ""), "390 px": (390, 844, ""), "1440 px, 784 patches": (1440, 900, "#learn?size=8&image=224")}
+PAGES = {
+    "1440 px": (1440, 900, ""),
+    "390 px": (390, 844, ""),
+    "1440 px, 784 patches": (1440, 900, "#learn?size=8&image=224"),
+}
 RECORD = """async (milliseconds) => {
     const {Strip} = await import("/web/strip.js"), draw = Strip.prototype.draw, drawn = [], between = [];
     Strip.prototype.draw = function () {
@@ -62,7 +66,9 @@ def main() -> None:
             wait_for_the_end(page, "true 1")
             for what, (button, milliseconds) in STATES.items():
                 found = [page.evaluate(RECORD.replace("BUTTON", button), milliseconds) for _ in range(3)]
-                between, drawn = (sorted(sum((each[key] for each in found), [])) for key in ("between", "drawn"))
+                between, drawn = (
+                    sorted(value for each in found for value in each[key]) for key in ("between", "drawn")
+                )
                 print(f"{name}, {what}: {told(between)} between frames; {told(drawn)} of script")
             page.close()
         browser.close()

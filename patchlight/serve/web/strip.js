@@ -288,7 +288,7 @@ export class Strip {
   // Time
 
   play(from = 0) {
-    this.time = still.matches ? END : from;
+    this.time = still.matches && this.now ? END : from;
     this.verdict.textContent = from === 0 && this.state.positions && this.state.seed === null ? "Take the positions away and shuffle. Then put them back." : "";
     this.run();
   }
@@ -317,7 +317,7 @@ export class Strip {
 
   tick(now) {
     this.frame = 0;
-    if (!this.running) return;
+    if (!this.running || this.element.offsetParent === null) return; // what nobody sees costs nothing
     const passed = this.last === null ? 0 : Math.min(now - this.last, 50);
     this.last = now;
     const limit = this.now ? END : this.model ? START.vectors : 450; // what is the model's waits for it
@@ -325,11 +325,11 @@ export class Strip {
     if (this.mix < 1) this.mix = Math.min(1, this.mix + passed / MOVE);
     this.tell();
     this.draw();
-    if ((this.time < limit || this.mix < 1) && this.element.isConnected) this.frame = requestAnimationFrame((next) => this.tick(next));
+    if (this.time < limit || this.mix < 1) this.frame = requestAnimationFrame((next) => this.tick(next));
     else {
       this.running = this.time < END; // and goes on when the vectors come
       this.tell();
-      if (this.time >= END) this.element.dataset.ended = this.state.positions + " " + this.state.seed;
+      if (this.now && this.time >= END) this.element.dataset.ended = this.state.positions + " " + this.state.seed;
     }
   }
 
@@ -510,6 +510,7 @@ export class Strip {
       context.font = "600 12px system-ui, sans-serif";
       context.fillText("[CLS]", places[0][0], places[0][1] + size + tall + 16);
     }
+    this.canvas.vectors = {bare: bare.values, placed: placed.values};
     return found.rest = {
       layout: this.layout,
       pieces: sheet((each) => order.forEach((patch, place) => {
@@ -703,6 +704,7 @@ export class LearnTab {
     const {current: photo, model, stage} = this.app, {strip} = this;
     byId("panel-learn").append(strip.element);
     if (strip.photo !== photo || strip.model !== model || this.wanted) await strip.show(photo, model, stage.image, this.wanted || {});
+    else if (strip.running) strip.run();
     this.wanted = null;
   }
 
