@@ -1,5 +1,6 @@
 """The strip on the page of `patchlight serve`, and links that open the page where a lesson wants it."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -205,6 +206,27 @@ def test_links_open_tabs_on_a_photo_of_the_page(visit: Any, loaded: pl.Loaded, c
     assert page.locator("#tab-learn").is_visible()
     names = page.locator("[role=tab]").all_text_contents()
     assert names == ["Learn", "Subject", "Attention", "Patches", "Classes", "Compare"]
+
+
+def test_the_links_in_the_lessons_lead_where_they_say(visit: Any) -> None:
+    texts = [path.read_text() for path in sorted((WEB.parents[2] / "lessons").glob("*.*"))]
+    links = [link for text in texts for link in re.findall(r"\(http://127.0.0.1:8000/(#[^)]*)\)", text)]
+    assert len(links) >= 5
+    page = visit("#learn?positions=off&shuffle=1")
+    wait_for(page, "false 1")
+    wait_until(page, "document.getElementById('strip-verdict').textContent.includes('nothing changes')")
+    for link in sorted(set(links) - {"#learn?positions=off&shuffle=1"}, reverse=True):
+        name, _, values = link.removeprefix("#").partition("?")
+        wanted = dict(each.split("=") for each in values.split("&") if each)
+        assert set(wanted) <= {"photo", "size", "image", "query"}, link
+        page.evaluate("link => location.hash = link", link)
+        wait_until(page, f"document.getElementById('tab-{name}').getAttribute('aria-selected') === 'true'")
+        if "size" in wanted:
+            slider = {"learn": "strip-size", "patches": "patch-size"}[name]
+            told = f"{wanted['size']} \u00d7 {wanted['size']} pixels"
+            wait_until(page, f"document.getElementById('{slider}').getAttribute('aria-valuetext') === '{told}'")
+        if "query" in wanted:
+            wait_until(page, "document.querySelector('#stage .heat').dataset.query?.startsWith('0 ')")
 
 
 def test_the_keyboard_alone_leads_through_it(visit: Any, loaded: pl.Loaded, cat_BCHW: torch.Tensor) -> None:

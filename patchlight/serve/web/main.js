@@ -71,9 +71,14 @@ class App {
     }
     tab.wanted = wanted;
     await this.ready;
-    if (!this.photos.length) {
+    const known = SAMPLES.some(([each]) => each === values.photo), name = known ? values.photo : SAMPLES[0][0];
+    const other = this.photos.find((photo) => photo.name === name + ".jpg" && photo.id);
+    if (!this.photos.length || (known && !other)) {
       this.open(told[1]);
-      this.take([await sample(SAMPLES.some(([each]) => each === values.photo) ? values.photo : SAMPLES[0][0])]);
+      this.take([await sample(name)], true);
+    } else if (known && other !== this.current) {
+      this.open(told[1]);
+      await this.choose(other);
     } else if (this.tab === tab) await tab.open();
     else await this.open(told[1]);
   }
@@ -117,9 +122,9 @@ class App {
 
   // Photos that come in
 
-  take(files) {
+  take(files, shown = false) {
     for (const file of files) {
-      const photo = {name: file.name || "pasted photo", file, margin: 0.03, aspect: "free", chosen: 0};
+      const photo = {name: file.name || "pasted photo", file, margin: 0.03, aspect: "free", chosen: 0, shown};
       this.photos.push(photo);
       this.gallery.add(photo);
       this.waiting.push(photo);
@@ -146,7 +151,7 @@ class App {
       Object.assign(photo, await api.send(photo.file));
       photo.name = readable(photo.name);
       const whole = this.preview(photo), found = SubjectTab.find(photo, this.model.number);
-      if (!this.current) this.choose(photo);
+      if (!this.current || photo.shown) this.choose(photo);
       await found;
       this.gallery.draw(photo);
       await whole;

@@ -140,6 +140,10 @@ export class Strip {
       this.mix = 1;
       if (first && this.goes_on && this.running) this.run();
       else this.play(first ? 0 : STEPS[0][1]);
+      const {positions, seed} = this.state;
+      if (positions && seed === null) return;
+      const others = await Promise.all([this.fetch({positions, seed: null}), this.fetch({positions: true, seed: null})]);
+      if (asked === this.asked && found === this.now) this.judge(found, ...others);
     } catch (error) {
       if (asked !== this.asked) return;
       this.app.fail(error);
