@@ -161,7 +161,7 @@ export class PatchesTab {
         el("div", {class: "pair"}, same("In order, without", found.without_positions), same("Shuffled, without", found.shuffled_without_positions, found.likeness_without_positions)),
         el("p", {class: "soft", text: found.likeness_without_positions > 0.9999 ? "Without positions the patches are a heap: their order changes nothing." :
           "Without positions the order still counts: this model's patches see their neighbours before they become tokens."}),
-        ...(this.own.hidden ? [] : [el("p", {class: "soft", text: "The model was taught with other sizes: its patch matrix and positions are resized, and its answers suffer."})]));
+        ...(this.own.hidden ? [] : [el("p", {class: "soft", text: "The model was taught with other sizes: its patch matrix and positions are resized, and its answers may suffer."})]));
     } catch (error) {
       this.app.fail(error);
     } finally {

@@ -81,7 +81,7 @@ export class Strip {
 
   // A photo that the server has; `image` shows it. Where that picture was begun with, it goes on.
   async show(photo, model, image, wanted = {}) {
-    this.goes_on = image === this.image && !this.photo;
+    this.goesOn = image === this.image && !this.photo;
     this.photo = photo;
     this.model = model;
     this.image = image;
@@ -119,12 +119,13 @@ export class Strip {
     if (model.distill_token) names.push("1 distillation token");
     if (model.registers) names.push(many(model.registers, "register"));
     this.count.replaceChildren(el("strong", {text: names.join(", ")}), names.length > 1 ? ` = ${number(tokens)} tokens` : "");
-    this.note.textContent = own ? "" : `The model was taught with ${model.patch_size.join(" × ")} in ${model.image_size.join(" × ")} pixels. For others its patch matrix and positions are resized, and its answers suffer.`;
+    this.note.textContent = own ? "" : `The model was taught with ${model.patch_size.join(" × ")} in ${model.image_size.join(" × ")} pixels. For others its patch matrix and positions are resized, and its answers may suffer.`;
     const asked = this.asked = own ? {} : {patch_size: patch, image_size: side};
-    this.key_of = JSON.stringify(asked);
+    this.askedFor = JSON.stringify(asked);
     this.grid = grid;
     this.now = this.before = null;
     if (!first) {
+      this.state = {positions: true, seed: null};
       this.chosen = this.pointed = null;
       this.tell();
       this.arrange();
@@ -138,7 +139,7 @@ export class Strip {
       if (asked !== this.asked || !found) return;
       this.accept(found);
       this.mix = 1;
-      if (first && this.goes_on && this.running) this.run();
+      if (first && this.goesOn && this.running) this.run();
       else this.play(first ? 0 : STEPS[0][1]);
       const {positions, seed} = this.state;
       if (positions && seed === null) return;
@@ -157,7 +158,7 @@ export class Strip {
 
   // One pass for each way in which the patches may lie, asked for once.
   fetch({positions, seed}) {
-    const {photo, model} = this, key = [photo.id, model.number, this.key_of, positions, seed].join(" ");
+    const {photo, model} = this, key = [photo.id, model.number, this.askedFor, positions, seed].join(" ");
     const values = {model: model.number, layer: this.layer, ...this.asked, ...(positions ? {} : {positions: false}), ...(seed === null ? {} : {shuffle: seed})};
     const ask = () => api.tensors(`/photos/${photo.id}/tokens`, values);
     this.told[key] = this.told[key] || ask().catch(async (error) => {
@@ -195,11 +196,11 @@ export class Strip {
   // Whether positions are there, and in which order the patches lie.
   async change(wanted) {
     if (!this.now || this.changing) return;
-    const state = {...this.state, ...wanted}, key = this.key_of, {photo} = this;
+    const state = {...this.state, ...wanted}, key = this.askedFor, {photo} = this;
     this.changing = true;
     try {
       const [found, ordered, own] = await Promise.all([this.fetch(state), this.fetch({...state, seed: null}), this.fetch({positions: true, seed: null})]);
-      if (key !== this.key_of || photo !== this.photo) return;
+      if (key !== this.askedFor || photo !== this.photo) return;
       this.state = state;
       this.accept(found);
       this.time = END;
@@ -243,7 +244,7 @@ export class Strip {
       this.element.classList.toggle("answered", step === STEPS.length - 1 && Boolean(now));
       if (now) this.fill();
     }
-    const texts = now ? this.texts() : ["The model is being loaded…"];
+    const texts = now ? this.texts() : [model ? "Looking at it…" : "The model is being loaded…"];
     const text = texts[Math.min(step, texts.length - 1)];
     if (this.words.textContent !== text) this.words.textContent = text;
     this.away.textContent = this.state.positions ? "Take positions away" : "Put positions back";
@@ -419,7 +420,7 @@ export class Strip {
     const {canvas, dense, at, time, layout} = this, context = canvas.getContext("2d"), theme = this.theme();
     context.setTransform(dense, 0, 0, dense, 0, 0);
     context.clearRect(0, 0, canvas.width, canvas.height);
-    this.drawPhoto(context, at.photo, theme);
+    this.drawPhoto(context, at.photo);
     context.translate(at.line.x, at.line.y);
     if (time >= START.fly) this.drawPieces(context);
     if (this.now && layout.patches === this.now.patches.shape[0]) {
@@ -438,7 +439,7 @@ export class Strip {
     return {now, was};
   }
 
-  drawPhoto(context, {x, y, width, height}, theme) {
+  drawPhoto(context, {x, y, width, height}) {
     const [rows, columns] = this.grid, cut = ease(past(this.time, 500, 500)), moved = this.moves(), share = ease(this.mix), {view} = this;
     const down = height / rows, across = width / columns, high = view.height / rows, wide = view.width / columns;
     const ordered = !moved || (moved.now.every((patch, place) => patch === place) && this.mix === 1);
