@@ -104,12 +104,15 @@ def test_it_starts_by_itself_and_shows_the_models_own_numbers(
             "isTokens", "(name) => name.includes('/tokens')"
         )
     )
+    line = page.locator(".line-slot").bounding_box()
     for token, query in ((0, "cls"), (5 + 6 * 16 + 7, "6,7")):
         if token:
             box = page.locator(".photo-slot").bounding_box()
             page.mouse.move(box["x"] + 7.5 / 16 * box["width"], box["y"] + 6.5 / 16 * box["height"])
             wait_until(page, f"{STRIP}.dataset.token === '{token}'")
             assert page.locator("#strip-words").text_content().count("Row 6, column 7") == 1
+            assert page.locator(".photo-slot").bounding_box() == box
+            assert page.locator(".line-slot").bounding_box() == line, "nothing moves away from the pointer"
         said = served.json(f"/photos/{id_}/attention", query=query, heads="mean")["weights"][0][0]
         maps = pl.attention(loaded, cat_BCHW, -1, [token], "mean")
         np.testing.assert_allclose(numbers(page, "values"), maps.weights[0, 0, 0, 0], atol=1e-6)
