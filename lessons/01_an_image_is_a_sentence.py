@@ -148,6 +148,9 @@ assert (back == cat).all()
 # What *is* lost is where each word stood. A list of 196 rows has an order, but a Transformer does not look at it.
 # Lesson 4 shows that, and lesson 5 puts it right.
 #
+# **Watch it happen**: start `patchlight serve` and open [the cat in 196 patches](http://127.0.0.1:8000/#learn?size=16&image=224).
+# The slider there dices it anew.
+#
 # ## Exercises
 #
 # Replace each `...`, run the cell, and read what the check says. The solutions are in `lessons/solutions`.

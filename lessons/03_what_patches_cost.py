@@ -123,7 +123,8 @@ for patch in (32, 16, 8):
 # %% [markdown]
 # Beside it, the memory: the matrices of attention need not be stored at all. Lesson 6 shows how they are avoided.
 #
-# On the command line: `patchlight costs B/16 B/8 B/32 --time`.
+# On the command line: `patchlight costs B/16 B/8 B/32 --time`. With a slider, on a photo: start `patchlight serve` and
+# open [its patches](http://127.0.0.1:8000/#patches?size=16&image=224).
 #
 # ## Exercises
 #

@@ -99,6 +99,9 @@ show(figure, "04_shuffled")
 # One thing to be careful about. The model without positions does not know cats: it gives the cat less than 0.1. It
 # was trained *with* positions, and nobody asked it to do without. A model that is trained without them from the start
 # does far better than chance, since a bag of patches still holds fur and eyes.
+#
+# **Do it by hand**: start `patchlight serve` and open [the cat, shuffled, without
+# positions](http://127.0.0.1:8000/#learn?positions=off&shuffle=1). Put the order back, and then the positions.
 
 # %%
 assert blind_share < 0.1

@@ -74,7 +74,8 @@ assert sum(place != index for index, place in enumerate(moved)) == 4
 # A ViT usually does not compute positions, it learns them: a row for each patch, at random at first. Nobody tells it
 # what is near. The model in the package learned 16 x 16 rows. Each small picture compares one patch's row with all
 # others: bright is alike. The bright spot moves with the patch: the model found out what is near. It learned
-# something of its own, too. The patches along the edge are alike all around, and unlike the middle.
+# something of its own, too. The patches along the edge are alike all around, and unlike the middle. (To point at one
+# after the other, start `patchlight serve` and open [its patches](http://127.0.0.1:8000/#patches).)
 
 # %%
 loaded = pl.load("default")

@@ -118,7 +118,8 @@ assert abs(row.sum().item() - 1) < 1e-5
 #
 # Four heads ask four questions at once. Each has its own queries and keys, so each can look elsewhere. Here is where
 # the class token looks in the last block. This model was *taught* with boxes to look at the subject there, so do not
-# take it for granted: see lesson 9.
+# take it for granted: see lesson 9. To ask any token in any block, start `patchlight serve` and open [the same
+# photo](http://127.0.0.1:8000/#attention?query=cls&photo=astronaut).
 
 # %%
 heat = maps.heat()[0, 0, :, 0]

@@ -198,6 +198,18 @@ class CostsAnswer(BaseModel):
     ]
 
 
+class TokensAbout(BaseModel):
+    """What is said beside the tensors of /tokens."""
+
+    patch_size: Annotated[list[int], Field(description="[height, width]")]
+    image_size: Annotated[list[int], Field(description="[height, width], multiples of the patch")]
+    grid: Grid
+    region: Corners
+    order: Annotated[list[int], Field(description="Which patch of the photo lies at each place")]
+    layer: int
+    classes: list[LabelledShare]
+
+
 class Shuffled(BaseModel):
     """Classes are empty for a model that names none."""
 
@@ -223,5 +235,8 @@ def corners(box: Box) -> list[float]:
     return [float(end) for end in (box.left, box.top, box.right, box.bottom)]
 
 
-def tensor_file(tensors: Mapping[str, Tensor]) -> Response:
-    return Response(safetensors.torch.save(dict(tensors)), media_type="application/octet-stream")
+def tensor_file(tensors: Mapping[str, Tensor], about: BaseModel | None = None) -> Response:
+    """`about` becomes the file's one entry of metadata, as JSON."""
+    said = None if about is None else {"about": about.model_dump_json()}
+    packed = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return Response(safetensors.torch.save(packed, said), media_type="application/octet-stream")

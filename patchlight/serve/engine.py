@@ -26,6 +26,7 @@ from patchlight.localizing.detector import Detector, DetectorOptions
 from patchlight.localizing.heat import EXPORTED, HeatPass, Method, can_do
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
+from patchlight.serve.diced import Diced, dice
 from patchlight.serve.limits import Limits
 from patchlight.serve.queues import Batches, BusyError
 from patchlight.weights.load import Loaded, load
@@ -157,7 +158,7 @@ class _Prediction:
 class _Other:
     """Something else that the model's thread does, one item after the other."""
 
-    what: Literal["rollout", "shuffle", "costs", "latency"]
+    what: Literal["rollout", "shuffle", "dice", "costs", "latency"]
     model: int = 0
 
 
@@ -296,9 +297,14 @@ class Engine:
         """A future heat_hw."""
         return self.batches.submit(_Other("rollout", served.number), image_CHW)
 
-    def shuffle(self, served: Served, image_CHW: Tensor, order_P: Tensor) -> "Future[Tensor]":
+    def shuffle(self, vit: ViT, image_CHW: Tensor, order_P: Tensor) -> "Future[Tensor]":
         """Future logits (4, K): as it is, shuffled, and both without positions."""
-        return self.batches.submit(_Other("shuffle", served.number), (image_CHW, order_P))
+        return self.batches.submit(_Other("shuffle"), (vit, image_CHW, order_P))
+
+    def dice(
+        self, vit: ViT, image_CHW: Tensor, layer: int, order_P: Tensor | None, *, positions: bool
+    ) -> "Future[Diced]":
+        return self.batches.submit(_Other("dice"), (vit, image_CHW, layer, order_P, positions))
 
     def costs(self, config: ViTConfig) -> "Future[Costs]":
         """Counted by the model's thread, since the counter listens to all modules of the process."""
@@ -319,7 +325,9 @@ class Engine:
                 model = self.models[key.model].loaded.model
                 return [rollout(model, image_CHW[None])[0].float().cpu() for image_CHW in items]
             case "shuffle":
-                return [_shuffled(self.models[key.model].vit, *item) for item in items]
+                return [_shuffled(*item) for item in items]
+            case "dice":
+                return [dice(*item, positions=positions) for *item, positions in items]
             case "costs":
                 return [_counted(config) for config in items]
             case "latency":

@@ -47,7 +47,7 @@ class ServerState:
         """The photo as the model takes it, exactly as `pl.localize` prepares it."""
         ready = photo.prepared.pop(served.number, None)  # not kept: it is larger than the file, and soon made again
         if ready is None:
-            ready = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
+            ready = await self.work(prepare, served.loaded, photo.content, self.limits.pixels)
         return ready
 
     async def seen(self, photo: Photo, number: int, method: str = "auto", *, whole: bool = True) -> tuple[Served, Seen]:
@@ -81,5 +81,5 @@ class ServerState:
         return self._timed[config]
 
 
-def _prepare(loaded: Loaded, content: bytes, most_pixels: int) -> tuple[Tensor, View]:
+def prepare(loaded: Loaded, content: bytes, most_pixels: int) -> tuple[Tensor, View]:
     return loaded.preprocess(read(content, loaded.preprocess, max_pixels=most_pixels))

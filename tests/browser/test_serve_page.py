@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import patchlight as pl
+from browser_page import Failures, wait_until
 from busy import times_slower
 from models_at_random import tiny_vit
 from patchlight.explain.probes import patch_similarity
@@ -41,21 +42,9 @@ def loaded() -> pl.Loaded:
     return pl.load("default")
 
 
-class Failures(list[str]):
-    """What must not happen on any page: failing scripts, breaches of the policy, requests to elsewhere."""
-
-    def watch(self, page: Any, served: Served) -> None:
-        page.set_default_timeout(20_000)
-        page.on("pageerror", lambda error: self.append(str(error)))
-        page.on("console", lambda line: self.append(line.text) if "Content Security Policy" in line.text else None)
-        page.on(
-            "request", lambda asked: None if asked.url.startswith((served.url, "blob:")) else self.append(asked.url)
-        )
-
-
 @pytest.fixture
 def page(browser: Any, served: Served) -> Iterator[Any]:
-    failures, opened = Failures(), browser.new_page(viewport={"width": 1320, "height": 860})
+    failures, opened = Failures(), browser.new_page(viewport={"width": 1320, "height": 860}, reduced_motion="reduce")
     failures.watch(opened, served)
     opened.goto(served.url)
     opened.wait_for_selector("#ready.ok")
@@ -77,14 +66,6 @@ def drop(page: Any, *paths: Path) -> None:
         }""",
         files,
     )
-
-
-def wait_until(page: Any, expression: str, seconds: float = 120) -> None:
-    """As Playwright's `wait_for_function`, which the page's own policy forbids."""
-    deadline = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < deadline, f"did not come about: {expression}"
-        time.sleep(0.03)
 
 
 def open_photo(page: Any, name: str = "coffee.png") -> None:
@@ -206,11 +187,11 @@ def test_a_patch_shows_where_it_attends(page: Any, loaded: pl.Loaded) -> None:
     shoot(page, "attention")
     # The slider through the layers.
     for layer in (0, 4):
-        page.fill("#layer", str(layer + 1))
+        page.fill("#layer", str(layer))
         wait_until(page, f"document.querySelector('#stage .heat').dataset.query === 'patch 6,8 {layer} mean'")
         np.testing.assert_allclose(heat(page), expected(layer, (6, 8)).mean(0).flatten(), atol=1e-6)
     # Class token, registers, rollout, features.
-    page.fill("#layer", "12")
+    page.fill("#layer", str(last))
     page.get_by_role("button", name="Class token", exact=True).click()
     wait_until(page, "document.querySelector('#stage .heat').dataset.query?.startsWith('0 ')")
     np.testing.assert_allclose(heat(page), expected(-1, "cls").mean(0).flatten(), atol=1e-6)
@@ -285,7 +266,7 @@ def test_patches_and_what_they_cost(page: Any, loaded: pl.Loaded) -> None:
     assert not page.locator("#stage .pieces").is_visible()
     page.locator("#positions").focus()
     page.keyboard.press("ArrowUp")
-    assert "Row 8, column 9" in page.locator("#panel-patches").text_content()
+    assert "Row 7, column 8" in page.locator("#panel-patches").text_content()
 
 
 def test_classes(page: Any, loaded: pl.Loaded) -> None:
@@ -414,14 +395,14 @@ def test_twelve_megapixels_are_shown_soon(page: Any, tmp_path: Path) -> None:
 def test_the_keyboard_alone_will_do(page: Any) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
-    for _ in range(4):
+    for _ in range(30):
         if page.evaluate("document.activeElement.dataset.name") == "chelsea":
             break
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     wait_until(page, "document.querySelector('.box')?.dataset.box")
     page.locator("#tab-subject").focus()
-    for name in ("attention", "patches", "classes", "compare", "subject"):
+    for name in ("attention", "patches", "classes", "compare", "learn", "subject"):
         page.keyboard.press("ArrowRight")
         assert page.evaluate("document.activeElement.id") == f"tab-{name}"
         assert page.locator(f"#panel-{name}").is_visible()
@@ -445,7 +426,7 @@ def test_fits_a_phone(browser: Any, served: Served, scheme: str) -> None:
     page.goto(served.url)
     page.wait_for_selector("#ready.ok")
     open_photo(page)
-    for name in ("subject", "attention", "patches", "classes", "compare"):
+    for name in ("learn", "subject", "attention", "patches", "classes", "compare"):
         page.click(f"#tab-{name}")
         page.wait_for_timeout(700)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name

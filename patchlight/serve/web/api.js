@@ -93,9 +93,8 @@ export async function ready() {
 function parse(buffer) {
   const length = Number(new DataView(buffer).getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const found = {};
-  for (const [name, {shape, data_offsets: [start, end]}] of Object.entries(header)) {
-    if (name === "__metadata__") continue;
+  const {__metadata__: said, ...tensors} = header, found = said?.about ? {about: JSON.parse(said.about)} : {};
+  for (const [name, {shape, data_offsets: [start, end]}] of Object.entries(tensors)) {
     found[name] = {shape, values: new Float32Array(buffer.slice(8 + length + start, 8 + length + end))};
   }
   return found;

@@ -1,4 +1,5 @@
-// Colours for heat, and the attention itself: softmax(q . k), computed here from the queries and keys of one pass.
+// Colours for heat, and the attention itself: softmax(q . k), computed here from the queries and keys of one pass; tests
+// compare it with `pl.attention` and with the API.
 
 // Even steps in lightness, dark to light, so that warmer is brighter to every eye.
 const STOPS = ["160047", "43015f", "750269", "a90363", "d8254c", "fa5521", "ff9237", "ffc46d", "ffefb3"].map((hex) =>

@@ -8,6 +8,7 @@ import {byId, el, readable, short} from "./dom.js";
 import {Gallery} from "./gallery.js";
 import {PatchesTab} from "./patches.js";
 import {Stage} from "./stage.js";
+import {LearnTab} from "./strip.js";
 import {SubjectTab} from "./subject.js";
 
 const SAMPLES = [["chelsea", "A cat"], ["coffee", "A cup"], ["rocket", "A rocket"], ["astronaut", "A portrait"], ["dragonfly", "A dragonfly"]];
@@ -21,11 +22,12 @@ class App {
     this.stage = new Stage("The photo", (row, column, fixed) => this.tab.pointed && this.tab.pointed(row, column, fixed));
     byId("stage").append(this.stage.element);
     this.gallery = new Gallery(this);
-    this.tabs = {subject: new SubjectTab(this), attention: new AttentionTab(this), patches: new PatchesTab(this), classes: new ClassesTab(this), compare: new CompareTab(this)};
+    this.tabs = {learn: new LearnTab(this), subject: new SubjectTab(this), attention: new AttentionTab(this), patches: new PatchesTab(this), classes: new ClassesTab(this), compare: new CompareTab(this)};
     this.tab = this.tabs.subject;
     this.waiting = [];
     this.running = 0;
     this.ready = this.start();
+    this.welcome();
   }
 
   async start() {
@@ -36,6 +38,49 @@ class App {
     byId("model").replaceChildren(...models.map((model) => el("option", {value: model.number, text: model.name})));
     byId("model-field").hidden = models.length < 2;
     this.tellReady();
+  }
+
+  // The first page: the strip, of a photo that comes with the page or of the one that a link names.
+  async welcome({photo = SAMPLES[0][0], ...wanted} = {}) {
+    const {strip} = this.tabs.learn, name = SAMPLES.some(([each]) => each === photo) ? photo : SAMPLES[0][0];
+    byId("first").append(strip.element);
+    try {
+      const file = await sample(name), image = el("img", {src: URL.createObjectURL(file), alt: ""});
+      await image.decode();
+      if (this.photos.length) return;
+      strip.photo = null;
+      strip.begin(image);
+      await this.ready;
+      const sent = this.sample && this.sample.name === file.name ? this.sample : await api.send(file);
+      this.sample = Object.assign(sent, {file});
+      if (!this.photos.length && strip.image === image) await strip.show(sent, this.model, image, wanted);
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  // A link such as #patches?size=16 opens a tab, on a photo that comes with the page where there is none yet.
+  async follow(link) {
+    const told = /^#(\w+)(?:\?(.*))?$/.exec(link), tab = told && this.tabs[told[1]];
+    if (!tab) return;
+    const values = Object.fromEntries(new URLSearchParams(told[2] || "")), whole = (name) => /^\d{1,9}$/.test(values[name] || "") ? Number(values[name]) : undefined;
+    const wanted = {...values, size: whole("size"), image: whole("image"), layer: whole("layer"), head: whole("head"), seed: whole("shuffle"), positions: values.positions !== "off"};
+    if (told[1] === "learn" && !this.photos.length) {
+      await this.welcome(wanted);
+      return;
+    }
+    tab.wanted = wanted;
+    await this.ready;
+    const known = SAMPLES.some(([each]) => each === values.photo), name = known ? values.photo : SAMPLES[0][0];
+    const other = this.photos.find((photo) => photo.name === name + ".jpg" && photo.id);
+    if (!this.photos.length || (known && !other)) {
+      this.open(told[1]);
+      this.take([await sample(name)], true);
+    } else if (known && other !== this.current) {
+      this.open(told[1]);
+      await this.choose(other);
+    } else if (this.tab === tab) await tab.open();
+    else await this.open(told[1]);
   }
 
   // How long a photo takes is known better after each.
@@ -77,9 +122,9 @@ class App {
 
   // Photos that come in
 
-  take(files) {
+  take(files, shown = false) {
     for (const file of files) {
-      const photo = {name: file.name || "pasted photo", file, margin: 0.03, aspect: "free", chosen: 0};
+      const photo = {name: file.name || "pasted photo", file, margin: 0.03, aspect: "free", chosen: 0, shown};
       this.photos.push(photo);
       this.gallery.add(photo);
       this.waiting.push(photo);
@@ -87,7 +132,6 @@ class App {
     if (!files.length) return;
     byId("welcome").classList.add("small");
     byId("work").hidden = false;
-    byId("add").hidden = false;
     this.next();
   }
 
@@ -107,7 +151,7 @@ class App {
       Object.assign(photo, await api.send(photo.file));
       photo.name = readable(photo.name);
       const whole = this.preview(photo), found = SubjectTab.find(photo, this.model.number);
-      if (!this.current) this.choose(photo);
+      if (!this.current || photo.shown) this.choose(photo);
       await found;
       this.gallery.draw(photo);
       await whole;
@@ -162,9 +206,10 @@ class App {
       if (next) this.choose(next);
     }
     if (!this.photos.length) {
-      byId("work").hidden = byId("add").hidden = true;
+      byId("work").hidden = true;
       byId("welcome").classList.remove("small");
       byId("drop").focus();
+      this.welcome();
     }
   }
 
@@ -179,7 +224,7 @@ class App {
       button.tabIndex = on ? 0 : -1;
       byId("panel-" + each).hidden = !on;
     }
-    document.querySelector(".bench").hidden = name === "compare";
+    document.querySelector(".bench").hidden = name === "compare" || name === "learn";
     try {
       if (this.current) await tab.open();
     } catch (error) {
@@ -188,8 +233,15 @@ class App {
   }
 }
 
+async function sample(name) {
+  const content = await (await fetch(`/web/photos/${name}.jpg`)).blob();
+  return new File([content], name + ".jpg", {type: "image/jpeg"});
+}
+
 const app = new App();
 app.ready.catch((error) => app.fail(error));
+window.addEventListener("hashchange", () => app.follow(location.hash).catch((error) => app.fail(error)));
+app.follow(location.hash).catch((error) => app.fail(error));
 
 // The ways in: choosing, dropping, pasting, the photos that come with the page
 
@@ -218,10 +270,7 @@ document.addEventListener("paste", (event) => {
   const files = images(event.clipboardData.files);
   if (files.length) app.take(files);
 });
-byId("samples").append(...SAMPLES.map(([name, what]) => el("button", {type: "button", data: {name}, onclick: async () => {
-  const content = await (await fetch(`/web/photos/${name}.jpg`)).blob();
-  app.take([new File([content], name + ".jpg", {type: "image/jpeg"})]);
-}}, el("img", {src: `/web/photos/${name}.jpg`, alt: "", loading: "lazy"}), el("span", {text: what}))));
+byId("samples").append(...SAMPLES.map(([name, what]) => el("button", {type: "button", data: {name}, onclick: async () => app.take([await sample(name)])}, el("img", {src: `/web/photos/${name}.jpg`, alt: "", loading: "lazy"}), el("span", {text: what}))));
 
 // The tabs and the model
 
@@ -240,6 +289,7 @@ for (const name of names) {
 byId("model").addEventListener("change", async (event) => {
   app.model = app.models.find((model) => model.number === Number(event.target.value));
   app.tellReady();
+  if (!app.photos.length) app.welcome();
   if (!app.current) return;
   try {
     await SubjectTab.find(app.current, app.model.number, app.tabs.subject.subjects);

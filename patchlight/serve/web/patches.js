@@ -4,8 +4,12 @@ import * as api from "./api.js";
 import {byId, css, el, number, percent, short, slider} from "./dom.js";
 import {largest, paint, smallest} from "./heat.js";
 import * as seen from "./seen.js";
+import {squeezed} from "./stage.js";
 
-const SIZES = [8, 14, 16, 32];
+const narrow = matchMedia("(max-width: 960px)");
+
+export const SIZES = [8, 14, 16, 32];
+const nearest = (list, wanted) => list.reduce((best, value, i) => Math.abs(value - wanted) < Math.abs(list[best] - wanted) ? i : best, 0);
 const IMAGES = [64, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512];
 
 export class PatchesTab {
@@ -33,9 +37,13 @@ export class PatchesTab {
       const [rows, columns] = this.similarity.shape;
       this.enlarge(Math.min(Math.max(this.at[0] + step[0], 0), rows - 1), Math.min(Math.max(this.at[1] + step[1], 0), columns - 1));
     });
-    byId("panel-patches").append(el("h3", {text: "What patches cost"}), this.patch, this.image, this.tiles, this.own,
-      el("h3", {text: "What their order means"}), el("p", {class: "soft", text: "The same patches in another order, told to the model with their new places, and with none."}),
-      el("div", {class: "row"}, this.shuffleButton, this.order), this.said, this.places);
+    const cost = el("div", {}, el("h3", {text: "What patches cost"}), this.patch, this.image, this.tiles, this.own);
+    const order = el("div", {}, el("h3", {text: "What their order means"}), el("p", {class: "soft", text: "The same patches in another order, told to the model with their new places, and with none."}),
+      el("div", {class: "row"}, this.shuffleButton, this.order), this.said);
+    // What changes the picture lies beside it; on a phone, where the picture is above, that comes first.
+    const arrange = () => byId("panel-patches").replaceChildren(...(narrow.matches ? [order, cost] : [cost, order]), this.places);
+    narrow.addEventListener("change", arrange);
+    arrange();
     this.seed = 0;
   }
 
@@ -59,7 +67,13 @@ export class PatchesTab {
     stage.setGrid(this.region, model.grid);
     stage.grid.hidden = false;
     stage.pieces.hidden = !this.shuffled;
-    this.resize();
+    if (this.wanted) {
+      const {size, image} = this.wanted;
+      this.wanted = null;
+      if (size) this.patch.input.value = nearest(SIZES, size);
+      if (image) this.image.input.value = nearest(IMAGES, image);
+      this.unshuffle();
+    } else this.resize();
   }
 
   close() {
@@ -67,10 +81,10 @@ export class PatchesTab {
   }
 
   restore(draw = true) {
-    const {model} = this.app, nearest = (list, wanted) => list.reduce((best, value, i) => Math.abs(value - wanted) < Math.abs(list[best] - wanted) ? i : best, 0);
+    const {model} = this.app;
     this.patch.input.value = nearest(SIZES, model.patch_size[0]);
     this.image.input.value = nearest(IMAGES, model.image_size[0]);
-    if (draw) this.resize();
+    if (draw) this.unshuffle();
   }
 
   resize() {
@@ -80,11 +94,12 @@ export class PatchesTab {
     this.image.say(`${side} × ${side} pixels`);
     this.cells = [count, count];
     this.own.hidden = patch === model.patch_size[0] && side === model.image_size[0];
+    if (!this.shuffled) this.app.stage.setGrid(this.region, this.cells);
     this.drawGrid();
     this.asked = {model: model.number, patch_size: patch, image_size: side};
     const prefix = model.tokens - model.grid[0] * model.grid[1];
     this.fill({tokens: prefix + count * count});
-    this.app.say(`${count} × ${count} patches of ${patch} pixels in an image of ${side} × ${side}: half the patch size, four times the patches, up to sixteen times the attention.`);
+    this.app.say(`${count} × ${count} patches of ${patch} pixels in an image of ${side} × ${side}: half the patch size, four times the patches, up to sixteen times the attention.${squeezed({patch_size: [patch, patch], image_size: [side, side]}, this.region, this.cells)}`);
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.count(), 120);
   }
@@ -128,11 +143,11 @@ export class PatchesTab {
   }
 
   async shuffle() {
-    const {current: photo, model, stage} = this.app;
+    const {current: photo, model, stage} = this.app, {asked} = this;
     this.shuffleButton.disabled = true;
     try {
-      const found = await api.get(`/photos/${photo.id}/shuffle`, {model: model.number, seed: ++this.seed});
-      if (this.app.current !== photo || this.app.tab !== this) return;
+      const found = await api.get(`/photos/${photo.id}/shuffle`, {seed: ++this.seed, ...(this.own.hidden ? {model: model.number} : this.asked)});
+      if (this.app.current !== photo || this.app.tab !== this || asked !== this.asked) return;
       this.shuffled = found;
       stage.setGrid(found.region, found.grid);
       stage.drawPieces(found.order, found.grid);
@@ -144,7 +159,9 @@ export class PatchesTab {
       this.said.replaceChildren(
         el("div", {class: "pair"}, same("In order, with places", found.with_positions), same("Shuffled, with places", found.shuffled_with_positions, found.likeness_with_positions)),
         el("div", {class: "pair"}, same("In order, without", found.without_positions), same("Shuffled, without", found.shuffled_without_positions, found.likeness_without_positions)),
-        el("p", {class: "soft", text: "Without positions the patches are a heap: their order changes nothing."}));
+        el("p", {class: "soft", text: found.likeness_without_positions > 0.9999 ? "Without positions the patches are a heap: their order changes nothing." :
+          "Without positions the order still counts: this model's patches see their neighbours before they become tokens."}),
+        ...(this.own.hidden ? [] : [el("p", {class: "soft", text: "The model was taught with other sizes: its patch matrix and positions are resized, and its answers may suffer."})]));
     } catch (error) {
       this.app.fail(error);
     } finally {
@@ -190,7 +207,7 @@ export class PatchesTab {
     const [rows, columns] = this.similarity.shape, size = rows * columns, from = (row * columns + column) * size;
     this.at = [row, column];
     paint(this.single, this.similarity.values.subarray(from, from + size), [rows, columns], {least: this.least, most: this.most, cold: 1, hot: 1});
-    this.words.textContent = `Row ${row + 1}, column ${column + 1}: bright where a position is like its own.`;
+    this.words.textContent = `Row ${row}, column ${column}: bright where a position is like its own.`;
   }
 }
 

@@ -2,6 +2,12 @@
 
 import {clamp, el} from "./dom.js";
 
+// Why square patches lie on the photo as rectangles, where they do.
+export function squeezed({patch_size: [down, across], image_size: size}, [left, top, right, bottom], [rows, columns]) {
+  const shape = (bottom - top) / rows / ((right - left) / columns) / (down / across);
+  return Math.abs(shape - 1) < 0.02 ? "" : ` The model takes the photo squeezed to ${size[0]} × ${size[1]} pixels; on the photo its ${down === across ? "square " : ""}patches are rectangles of another shape.`;
+}
+
 export class Stage {
   // `move(row, column, fixed)` hears of the patch under the pointer, of clicks, and of the arrow keys.
   constructor(label, move) {

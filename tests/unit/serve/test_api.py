@@ -17,6 +17,7 @@ from PIL import Image
 import patchlight as pl
 from patchlight.explain.probes import patch_similarity, position_similarity
 from patchlight.explain.rollout import rollout
+from patchlight.explain.shuffling import shuffled_order
 from served import Served
 
 DEMO = Path(__file__).parents[3] / "demo"
@@ -169,6 +170,62 @@ def test_shuffling(served: Served, coffee: str) -> None:
     said = served.json(f"/photos/{coffee}/classify", top=3)["classes"]
     assert [share["label"] for share in answer["with_positions"]] == [share["label"] for share in said]
     assert served.json(f"/photos/{coffee}/shuffle", model=2)["with_positions"] == []
+
+
+def test_tokens_of_any_size_and_order(served: Served, coffee: str, loaded: pl.Loaded) -> None:
+    image_BCHW = loaded.preprocess(pl.decode(DEMO / "coffee.png"))[0][None]
+    content = served.get(f"/photos/{coffee}/tokens", layer=3, shuffle=5).body
+    found, said = safetensors.numpy.load(content), _about(content)
+    shuffled_BCHW = pl.shuffle_patches(image_BCHW, 8, seed=5)
+    with torch.inference_mode():
+        tokens_BND, logits_BK = loaded.model.embed(shuffled_BCHW)[0], loaded.model(shuffled_BCHW)
+    np.testing.assert_allclose(found["prefix"], tokens_BND[0, :5], atol=1e-6)
+    np.testing.assert_allclose(found["patches"] + found["positions"], tokens_BND[0, 5:], atol=1e-5)
+    np.testing.assert_allclose(found["output"], logits_BK[0], atol=1e-3)
+    scores = torch.from_numpy(found["q"]) @ torch.from_numpy(found["k"]).mT / 8
+    wanted = pl.attention(loaded, shuffled_BCHW, 3, "cls").weights[0, 0, :, 0]
+    np.testing.assert_allclose(scores.softmax(-1)[:, 0], wanted, atol=1e-6)
+    assert found["tints"].shape == (256, 3)
+    assert (found["tints"].min(), found["tints"].max()) == (0, 1)
+    assert (said["layer"], said["grid"], said["order"]) == (3, [16, 16], shuffled_order(256, 5).tolist())
+
+    other = pl.load("default", patch_size=16, image_size=224)
+    content = served.get(f"/photos/{coffee}/tokens", patch_size=16, image_size=220).body
+    assert _about(content)["image_size"] == [224, 224]
+    predicted = other.predict(DEMO / "coffee.png")
+    # The file has half precision, which `load` resizes in; the server resizes what it has in memory.
+    np.testing.assert_allclose(safetensors.numpy.load(content)["output"], predicted, atol=0.01)
+
+    blind = [served.get(f"/photos/{coffee}/tokens", positions="false", **kw).body for kw in ({}, {"shuffle": 1})]
+    ordered, apart = (safetensors.numpy.load(each) for each in blind)
+    assert "positions" not in ordered
+    np.testing.assert_allclose(ordered["output"], apart["output"], atol=1e-3)
+    assert not np.allclose(ordered["output"], loaded.predict(DEMO / "coffee.png"), atol=0.1)
+
+
+@pytest.mark.parametrize("model", [1, 2])
+def test_tokens_of_other_positions(served: Served, coffee: str, model: int) -> None:
+    found = safetensors.numpy.load(served.get(f"/photos/{coffee}/tokens", model=model).body)
+    assert ("bias" in found, "positions" in found) == (model == 1, False)
+    larger = served.get(f"/photos/{coffee}/tokens", model=model, patch_size=4, image_size=48)
+    assert len(safetensors.numpy.load(larger.body)["patches"]) == 144
+
+
+def test_tokens_that_would_take_too_long_are_refused(served: Served, coffee: str) -> None:
+    refused = served.get(f"/photos/{coffee}/tokens", patch_size=4, image_size=1024)
+    assert (refused.status, refused.reason) == (422, "value")
+    assert "65,536 patches" in refused.json()["error"]["message"]
+
+
+def test_shuffling_patches_of_another_size(served: Served, coffee: str) -> None:
+    answer = served.json(f"/photos/{coffee}/shuffle", patch_size=32, image_size=224)
+    assert (answer["grid"], sorted(answer["order"])) == ([7, 7], list(range(49)))
+    assert answer["likeness_without_positions"] == pytest.approx(1, abs=1e-4)
+
+
+def _about(content: bytes) -> Any:
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["about"])
 
 
 def test_crops_are_cut_from_the_original(served: Served) -> None:
