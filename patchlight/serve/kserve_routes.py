@@ -23,6 +23,7 @@ from patchlight import __version__
 from patchlight.errors import PatchlightError
 from patchlight.serve.engine import Served
 from patchlight.serve.predict_routes import prepared
+from patchlight.serve.spent import note
 from patchlight.serve.state import ServerState
 from patchlight.weights.vit.names import PROJECTIONS
 
@@ -97,6 +98,7 @@ def add_kserve_routes(api: APIRouter, state: ServerState) -> None:
             images = list(await asyncio.gather(*map(image_of, asked.photos)))
         else:
             images = list(asked.images_BCHW)
+        note(served.name, len(images))
         wanted: list[Wanted] = sorted({"features" if each == "features" else "logits" for each in outputs})
         said: dict[str, Tensor] = {}
         for each in wanted:

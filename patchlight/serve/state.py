@@ -14,6 +14,7 @@ from patchlight.serve.engine import Engine, Seen, Served
 from patchlight.serve.limits import Limits
 from patchlight.serve.photos import Photo, Photos
 from patchlight.serve.queues import Workers
+from patchlight.serve.spent import note
 from patchlight.weights.load import Loaded
 
 P = ParamSpec("P")
@@ -45,6 +46,7 @@ class ServerState:
 
     async def prepared(self, photo: Photo, served: Served) -> tuple[Tensor, View]:
         """The photo as the model takes it, exactly as `pl.localize` prepares it."""
+        note(served.name, 1)
         ready = photo.prepared.pop(served.number, None)  # not kept: it is larger than the file, and soon made again
         if ready is None:
             ready = await self.work(_prepare, served.loaded, photo.content, self.limits.pixels)
