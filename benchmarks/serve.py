@@ -17,6 +17,7 @@ each server took are printed, too: they hang least on what else the machine does
 """
 
 import argparse
+import contextlib
 import http.client
 import io
 import json
@@ -228,16 +229,25 @@ class Predictor:
     refused: int = 0
     failed: int = 0
 
+    def processes(self) -> dict[Path, list[str]]:
+        """Its processes' folders below /proc, and what `stat` says of each after the name."""
+        found = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                fields = file.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self.session:
+                    found[file.parent] = fields
+        return found
+
     def cores(self) -> float:
         """Seconds of the cores that its processes have taken."""
-        ticks = 0
-        for file in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = file.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            ticks += int(fields[11]) + int(fields[12]) if int(fields[3]) == self.session else 0
+        ticks = sum(int(fields[11]) + int(fields[12]) for fields in self.processes().values())
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def memory(self) -> float:
+        """MiB that all of its processes hold, what they share counted once."""
+        rolled = [(folder / "smaps_rollup").read_text() for folder in self.processes()]
+        return sum(int(re.search(r"^Pss:\s+(\d+)", each, re.MULTILINE)[1]) for each in rolled) / 1024  # type: ignore[index]
 
     def find(self, content: bytes, until: float = 0.0) -> Any:
         while True:
@@ -350,7 +360,8 @@ def beside(given: Any) -> None:
                 middle = statistics.median(ratios)
                 print(f"  patchlight/LitServe, {what}: {middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
         for server in servers:
-            print(f"{server.name}: {server.refused} times told to come again, {server.failed} never answered")
+            held = f"{len(server.processes())} processes hold {server.memory():,.0f} MiB"
+            print(f"{server.name}: {server.refused} times told to come again, {server.failed} never answered; {held}")
     finally:
         ours.terminate()
         ours.wait(60)

@@ -1,5 +1,6 @@
 """`patchlight serve`: from the command line to a server that listens, and back."""
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -13,7 +14,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import uvicorn
@@ -33,6 +34,8 @@ from patchlight.weights.load import load
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 2048
+_TURN_SECONDS = 0.002
+_MOST_TURNS = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +155,9 @@ def serve_by_workers(
             share_counts(Path(folder), worker.number)
             torch.set_num_threads(threads)
             engine = Engine(models, exported=exported, device=device, limits=limits, loaded=loaded)
-            server = _Server(make_app(engine, access, threads=max(2, threads), shared=Path(folder)), one_by_one=True)
+            server = _Server(
+                make_app(engine, access, threads=max(2, threads), shared=Path(folder)), one_of_several=True
+            )
             server.hear_stops()
             worker.begin(server.stop)
             _run(server, engine, listening, worker.is_ready)
@@ -194,9 +199,10 @@ def review(
 class _Server(uvicorn.Server):
     """With our settings, and an end that can be asked for before it listens to signals itself."""
 
-    def __init__(self, app: Guard, *, one_by_one: bool = False) -> None:
-        """`one_by_one`: several processes answer at the socket, and none takes more than one of the connections that
-        wait before the others have had their turn."""
+    def __init__(self, app: Guard, *, one_of_several: bool = False) -> None:
+        """`one_of_several`: other processes answer at the same socket."""
+        self._one_of_several = one_of_several
+        self._accepting: list[asyncio.Task[None]] = []
         super().__init__(
             uvicorn.Config(
                 app,
@@ -206,7 +212,7 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                backlog=1 if one_by_one else _BACKLOG,  # as many are taken at once
+                backlog=_BACKLOG,
                 timeout_keep_alive=10,
                 timeout_graceful_shutdown=20,
                 ws="none",
@@ -223,9 +229,49 @@ class _Server(uvicorn.Server):
             signal.signal(number, lambda *_: self.stop())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(_BACKLOG)  # that many may wait, whatever is taken at once
+        if not self._one_of_several:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in self._accepting:
+            each.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Leave the others a moment to take each connection, the longer the more are held here: whoever holds fewest
+        is first. asyncio would take at once all that wait, and the others had none of a burst."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
+            await _readable(listening)
+            await asyncio.sleep(_TURN_SECONDS * min(_MOST_TURNS, len(self.server_state.connections)))
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue  # another one was first
+            except OSError:  # no more files can be opened
+                await asyncio.sleep(1)
+                continue
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(self.config, self.server_state, self.lifespan.state)
+        return protocol
+
+
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(listening, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listening)
 
 
 def _run(
