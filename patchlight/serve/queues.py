@@ -56,7 +56,7 @@ class Batches:
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._pace = 0.0
+        self.pace = 0.0
         """Seconds that a job takes, of late."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class Batches:
             if self._closed:
                 raise BusyError("the server is shutting down", 5)
             if len(self._jobs) >= self._limit:
-                half = math.ceil(self._limit * self._pace / 2)  # by then there is room again
+                half = math.ceil(self._limit * self.pace / 2)  # by then there is room again
                 message = f"{self._limit} photos wait for the model; try again in a moment"
                 raise BusyError(message, min(max(1, half), 30))
             job = _Job(key, item)
@@ -115,7 +115,7 @@ class Batches:
         start = time.monotonic()
         results = self._run(jobs[0].key, [job.item for job in jobs])
         seconds = time.monotonic() - start
-        self._pace += (seconds / len(jobs) - self._pace) / 8
+        self.pace += (seconds / len(jobs) - self.pace) / 8
         self._told(jobs[0].key, len(jobs), seconds)
         for job in jobs:
             if job.spent is not None:

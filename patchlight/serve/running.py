@@ -34,8 +34,8 @@ from patchlight.weights.load import load
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 2048
-_TURN_SECONDS = 0.002
-_MOST_TURNS = 25
+_PATIENCE_SECONDS = 0.5
+"""That a connection waits at most for a process that has less to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +155,9 @@ def serve_by_workers(
             share_counts(Path(folder), worker.number)
             torch.set_num_threads(threads)
             engine = Engine(models, exported=exported, device=device, limits=limits, loaded=loaded)
-            server = _Server(
-                make_app(engine, access, threads=max(2, threads), shared=Path(folder)), one_of_several=True
-            )
+            app = make_app(engine, access, threads=max(2, threads), shared=Path(folder))
+            # A part of what a photo takes, so that whoever waits here would have waited for the model anyway.
+            server = _Server(app, lambda: min(0.05, max(0.002, engine.batches.pace / 4)))
             server.hear_stops()
             worker.begin(server.stop)
             _run(server, engine, listening, worker.is_ready)
@@ -199,9 +199,10 @@ def review(
 class _Server(uvicorn.Server):
     """With our settings, and an end that can be asked for before it listens to signals itself."""
 
-    def __init__(self, app: Guard, *, one_of_several: bool = False) -> None:
-        """`one_of_several`: other processes answer at the same socket."""
-        self._one_of_several = one_of_several
+    def __init__(self, app: Guard, turn: Callable[[], float] | None = None) -> None:
+        """`turn`: other processes answer at the same socket, and are left so many seconds to take a connection first,
+        for each request that is being answered here."""
+        self._app, self._turn = app, turn
         self._accepting: list[asyncio.Task[None]] = []
         super().__init__(
             uvicorn.Config(
@@ -229,25 +230,25 @@ class _Server(uvicorn.Server):
             signal.signal(number, lambda *_: self.stop())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if not self._one_of_several:
+        if self._turn is None:
             await super().startup(sockets)
             return
         await super().startup([])
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or ()]
+        self._accepting = [asyncio.create_task(self._accept(each, self._turn)) for each in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for each in self._accepting:
             each.cancel()
         await super().shutdown(sockets)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        """Leave the others a moment to take each connection, the longer the more are held here: whoever holds fewest
-        is first. asyncio would take at once all that wait, and the others had none of a burst."""
+    async def _accept(self, listening: socket.socket, turn: Callable[[], float]) -> None:
+        """Whoever has least to do is first to take a connection. asyncio would take at once all that wait, and the
+        others had none of a burst."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
             await _readable(listening)
-            await asyncio.sleep(_TURN_SECONDS * min(_MOST_TURNS, len(self.server_state.connections)))
+            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * self._app.inside))
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
