@@ -122,8 +122,7 @@ class Guard:
         self.limits = limits
         self.log = log
         self.told = told
-        self.inside = 0
-        """Requests that are being answered."""
+        self._inside = 0
         self._uploads = asyncio.Semaphore(limits.uploads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +153,7 @@ class Guard:
                 await send_guarded(message)
 
         body = _Body(receive)
-        self.inside += 1
+        self._inside += 1
         try:
             await self._let_in(scope, body, send_for_app)
             if body.refused is not None:
@@ -169,7 +168,7 @@ class Guard:
             if not status:
                 await _refuse(refused, send_guarded, body)
         finally:
-            self.inside -= 1
+            self._inside -= 1
             if not healthy:
                 seconds = time.perf_counter() - start
                 self.told(Answered(scope, status, start_ns, seconds, spent))
@@ -186,7 +185,7 @@ class Guard:
 
     async def _let_in(self, scope: Scope, body: "_Body", send: Send) -> None:
         self._check(scope)
-        if self.inside > self.limits.requests and scope["path"] not in HEALTH:
+        if self._inside > self.limits.requests and scope["path"] not in HEALTH:
             raise RefusedError(503, "busy", f"{self.limits.requests} requests are being answered", 1)
         try:
             async with asyncio.timeout(self.limits.answer_seconds):

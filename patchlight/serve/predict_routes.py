@@ -67,8 +67,9 @@ def add_predict_routes(api: APIRouter, state: ServerState) -> None:
 
         async def one(content: bytes, name: str) -> answers.PhotoPrediction:
             try:
-                image_CHW, view, alpha = await state.work(prepared, served.loaded, outputs, content, limits.pixels)
-                said = await asyncio.wrap_future(engine.predict(served, outputs, image_CHW, view, subjects))
+                async with state.in_hand():
+                    image_CHW, view, alpha = await state.work(prepared, served.loaded, outputs, content, limits.pixels)
+                    said = await asyncio.wrap_future(engine.predict(served, outputs, image_CHW, view, subjects))
                 if isinstance(said, Localization):
                     said = served.detector().by_alpha(said, alpha)
             except BusyError:

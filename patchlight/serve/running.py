@@ -35,7 +35,7 @@ from patchlight.weights.load import load
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 2048
 _PATIENCE_SECONDS = 0.5
-"""That a connection waits at most for a process that has less to do."""
+"""That a connection waits at most for a process that holds fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +107,9 @@ def serve(
     listening = listen(address)
     access = access_policy(address, listening.getsockname()[1])
     # The other cores read photos, cut crops and show the page; threads that wait for each other on busy cores are slow.
-    threads = max(1, cpu_cores() // 2)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(max(1, cpu_cores() // 2))
     engine = Engine(models, exported=exported, device=device, limits=limits)
-    server = _Server(make_app(engine, access, threads=max(2, threads)))
+    server = _Server(make_app(engine, access, threads=max(2, cpu_cores())))
     server.hear_stops()
     _announce(listening, address, access, tell, open_page=open_page)
     _run(server, engine, listening)
@@ -155,7 +154,7 @@ def serve_by_workers(
             share_counts(Path(folder), worker.number)
             torch.set_num_threads(threads)
             engine = Engine(models, exported=exported, device=device, limits=limits, loaded=loaded)
-            app = make_app(engine, access, threads=max(2, threads), shared=Path(folder))
+            app = make_app(engine, access, threads=threads, shared=Path(folder))
             # A part of what a photo takes, so that whoever waits here would have waited for the model anyway.
             server = _Server(app, lambda: min(0.05, max(0.002, engine.batches.pace / 4)))
             server.hear_stops()
@@ -201,8 +200,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Guard, turn: Callable[[], float] | None = None) -> None:
         """`turn`: other processes answer at the same socket, and are left so many seconds to take a connection first,
-        for each request that is being answered here."""
-        self._app, self._turn = app, turn
+        for each that is held here."""
+        self._turn = turn
         self._accepting: list[asyncio.Task[None]] = []
         super().__init__(
             uvicorn.Config(
@@ -242,13 +241,13 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept(self, listening: socket.socket, turn: Callable[[], float]) -> None:
-        """Whoever has least to do is first to take a connection. asyncio would take at once all that wait, and the
+        """Whoever holds the fewest connections is first to take one. asyncio would take at once all that wait, and the
         others had none of a burst."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
             await _readable(listening)
-            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * self._app.inside))
+            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * len(self.server_state.connections)))
             try:
                 connection, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

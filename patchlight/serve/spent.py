@@ -10,15 +10,22 @@ class Spent:
 
     model: str = ""
     photos: int = 0
-    queue_seconds: float = 0.0
-    """The longest that one of its photos waited for the model."""
+    turn_seconds: float = 0.0
+    """The longest that one of its photos waited to be read."""
+    waited_seconds: float = 0.0
+    """The longest that one waited for the model, once it was read."""
     model_seconds: float = 0.0
     """That the model worked for it; of a batch that it shared with others, its share."""
 
     def add(self, waited: float, worked: float) -> None:
         """One photo more; called by the model's thread alone."""
-        self.queue_seconds = max(self.queue_seconds, waited)
+        self.waited_seconds = max(self.waited_seconds, waited)
         self.model_seconds += worked
+
+    @property
+    def queue_seconds(self) -> float:
+        """That one of its photos waited, at the most."""
+        return self.turn_seconds + self.waited_seconds
 
 
 _CURRENT: ContextVar[Spent | None] = ContextVar("spent", default=None)
