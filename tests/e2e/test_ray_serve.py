@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,7 +28,13 @@ from ray import serve
 port, photo = int(sys.argv[1]), open(sys.argv[2], "rb").read()
 for tries in range(4):
     try:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=80_000_000,
+            _temp_dir=sys.argv[3],
+        )
         break
     except Exception as error:  # Ray waits 30 seconds for its own processes, which is too short on a busy machine
         if "timed out during startup" not in str(error) or tries == 3:
@@ -57,8 +65,11 @@ def test_the_example_answers(tmp_path: Path) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",  # or it leaves a token in the home folder
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
     }
-    command = [sys.executable, "-c", STARTED, str(port), str(PHOTO)]
+    temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets lie in it, whose paths have to be short
+    command = [sys.executable, "-c", STARTED, str(port), str(PHOTO), str(temporary)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -67,6 +78,7 @@ def test_the_example_answers(tmp_path: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):  # whatever of Ray is still there
             os.killpg(process.pid, signal.SIGKILL)
+        shutil.rmtree(temporary, ignore_errors=True)
     (answer,) = re.findall(r"^ANSWER (.*)$", said, re.MULTILINE) or pytest.fail(errors)
     found = pl.localize(PHOTO)
     boxes = [list(subject.box.to_ints()) for subject in found.subjects]
