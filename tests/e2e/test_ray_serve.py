@@ -57,7 +57,7 @@ def test_the_example_answers(tmp_path: Path) -> None:
     pytest.importorskip("ray.serve", reason="ray[serve] is not installed")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
     (code,) = (block for block in blocks if "@serve.deployment" in block)
-    (tmp_path / "finder.py").write_text(code)
+    (tmp_path / "finder.py").write_text(code.replace("num_replicas=2", "num_replicas=1"))  # for the suite's time
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {
