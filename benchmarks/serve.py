@@ -366,9 +366,9 @@ def beside(given: Any) -> None:
         ours.terminate()
         ours.wait(60)
         os.killpg(peer.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             peer.wait(30)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):  # where its first process ends, others of it may stay
             os.killpg(peer.pid, signal.SIGKILL)
 
 
