@@ -1,5 +1,8 @@
 """Where models compute."""
 
+import os
+from pathlib import Path
+
 import torch
 
 from patchlight.errors import PatchlightError
@@ -15,3 +18,13 @@ def resolve_device(name: str | torch.device | None = None) -> torch.device:
         reason = str(error).partition("\n")[0].rstrip(".")[:120]
         raise PatchlightError(f"device={shown!r} does not compute here ({reason}); use cpu, or leave it out") from None
     return device
+
+
+def cpu_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores that this process may use: those that it is tied to, and no more than its container is given (`quota`)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        given, period = quota.read_text().split()
+        return max(1, min(cores, round(int(given) / int(period))))
+    except (OSError, ValueError):  # there is no such file but in Linux's containers, and "max" is no number
+        return cores

@@ -190,21 +190,21 @@ def serve(
         list[Path] | None,
         typer.Option(metavar="DIR", help="The exported form of a --model, to answer in its stead; repeatable."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that answer; with more than one the API without the page.")
+    ] = 1,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
 ) -> None:
     """A local page: drop a photo, see what the model sees, take the crop."""
     try:
         from patchlight.devices import resolve_device
-        from patchlight.serve.running import Address
+        from patchlight.serve.running import Address, serve_by_workers
         from patchlight.serve.running import serve as serve_page
     except ModuleNotFoundError as error:
         raise PatchlightError(f"the page needs {error.name}; pip install 'patchlight[serve]'") from None
     address = Address(host=host, port=port, remote=allow_remote, token=token, names=tuple(name or ()))
-    serve_page(
-        model or ["default"],
-        address,
-        exported=engine or (),
-        device=str(resolve_device(device)),
-        open_page=open_page,
-        tell=typer.echo,
-    )
+    models, exported, on = model or ["default"], engine or (), str(resolve_device(device))
+    if workers > 1:
+        serve_by_workers(workers, models, address, exported=exported, device=on, tell=typer.echo)
+    else:
+        serve_page(models, address, exported=exported, device=on, open_page=open_page, tell=typer.echo)

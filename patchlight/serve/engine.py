@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,15 +172,19 @@ class Engine:
         exported: Sequence[str | Path] = (),
         device: str = "cpu",
         limits: Limits | None = None,
+        loaded: Sequence[Loaded] = (),
     ) -> None:
-        """`exported`: folders of the exported forms of some of these models."""
+        """`exported`: folders of the exported forms of some of these models. `loaded`: the models, if that was done."""
         self.sources = tuple(sources)
         self.exported = tuple(exported)
+        self._given = tuple(loaded)
         self.limits = limits or Limits()
         self.device = device
         self.models: tuple[Served, ...] = ()
         self.failure: Exception | None = None
-        self.batches = Batches(self._run, most=self.limits.batch, limit=self.limits.queue)
+        self.told: Callable[[str, int, float], None] = lambda name, photos, seconds: None
+        """Hears of each batch of photos: the model, how many photos, and the seconds that it took."""
+        self.batches = Batches(self._run, most=self.limits.batch, limit=self.limits.queue, told=self._ran)
         self._seen: OrderedDict[tuple[str, int], Seen] = OrderedDict()
         self._loaded = threading.Event()
         self._closing = False
@@ -199,7 +203,7 @@ class Engine:
             for number, source in enumerate(self.sources):
                 if self._closing:
                     return
-                loaded = load(source, device=self.device)
+                loaded = self._given[number] if self._given else load(source, device=self.device)
                 loaded.preprocess.check_channels()
                 macs = _counted(loaded.config).macs
                 own = next((each for each in exported if _is_of(each, loaded)), None)
@@ -223,12 +227,12 @@ class Engine:
             raise self.failure
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Take nothing more and end; whether both threads, the one that loads and the model's, did within the time."""
+        """Take nothing more, and do what waits; whether both threads, the model's and the one that loads, have ended.
+
+        The one that loads is not waited for: nobody needs it any more.
+        """
         self._closing = True
-        ended = self.batches.close(timeout)
-        if self._loader.is_alive():
-            self._loader.join(timeout)
-        return ended and not self._loader.is_alive()
+        return self.batches.close(timeout) and not self._loader.is_alive()
 
     def model(self, number: int) -> Served:
         if not self.ready:
@@ -313,6 +317,10 @@ class Engine:
     def latency(self, config: ViTConfig) -> "Future[Latency]":
         """A future `Latency` of a fresh model of this config."""
         return self.batches.submit(_Other("latency"), config)
+
+    def _ran(self, key: Hashable, count: int, seconds: float) -> None:
+        if isinstance(key, _Look | _Prediction):
+            self.told(self.models[key.model].name, count, seconds)
 
     def _run(self, key: Hashable, items: Sequence[Any]) -> Sequence[Any]:
         if isinstance(key, _Look):

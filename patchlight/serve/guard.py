@@ -12,13 +12,15 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.serve.limits import Limits
+from patchlight.serve.spent import Spent, begin
 
+PREFIX = "/api/v1"
 TOKEN_HEADER = "x-patchlight-token"
 LINGER_SECONDS = 2.0
 HEALTH = ("/livez", "/readyz")
@@ -75,6 +77,35 @@ def log_line(facts: Mapping[str, Any]) -> None:
     sys.stderr.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that was answered, as metrics and traces tell it."""
+
+    scope: Scope
+    status: int
+    start_ns: int
+    """Since the epoch."""
+    seconds: float
+    spent: Spent = field(default_factory=Spent)
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method if method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS") else "other"
+
+    @property
+    def route(self) -> str:
+        """Of its path, which may hold a photo's id, the pattern."""
+        route: str = getattr(self.scope.get("route"), "path", "refused" if 400 <= self.status < 500 else "other")
+        if self.scope["path"].startswith(f"{PREFIX}/") and route.startswith("/"):  # some FastAPIs leave it out
+            route = PREFIX + route.removeprefix(PREFIX)
+        return route
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.scope["headers"]}
+
+
 class Guard:
     """ASGI around the API."""
 
@@ -84,13 +115,13 @@ class Guard:
         access: AccessPolicy,
         limits: Limits,
         log: Callable[[Mapping[str, Any]], None] = log_line,
-        count: Callable[[Scope, int, float], None] = lambda scope, status, seconds: None,
+        told: Callable[[Answered], None] = lambda answered: None,
     ) -> None:
         self.app = app
         self.access = access
         self.limits = limits
         self.log = log
-        self.count = count
+        self.told = told
         self._inside = 0
         self._uploads = asyncio.Semaphore(limits.uploads)
 
@@ -103,7 +134,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start, status, sent = time.perf_counter(), 0, 0
+        start, start_ns, status, sent = time.perf_counter(), time.time_ns(), 0, 0
+        spent = begin()
         facts: dict[str, Any] = {}
         healthy = scope["path"] in HEALTH
 
@@ -138,8 +170,16 @@ class Guard:
         finally:
             self._inside -= 1
             if not healthy:
-                self.count(scope, status, time.perf_counter() - start)
-                took = round(1000 * (time.perf_counter() - start), 1)
+                seconds = time.perf_counter() - start
+                self.told(Answered(scope, status, start_ns, seconds, spent))
+                if spent.photos:
+                    facts = {
+                        "model": spent.model,
+                        "photos": spent.photos,
+                        "queue_ms": round(1000 * spent.queue_seconds, 1),
+                        "model_ms": round(1000 * spent.model_seconds, 1),
+                    } | facts
+                took = round(1000 * seconds, 1)
                 request = {"method": scope["method"], "path": scope["path"][:200], "status": status}
                 self.log({"time": round(time.time(), 3), **request, "ms": took, "bytes": sent, **facts})
 

@@ -23,6 +23,7 @@ from patchlight import __version__
 from patchlight.errors import PatchlightError
 from patchlight.serve.engine import Served
 from patchlight.serve.predict_routes import prepared
+from patchlight.serve.spent import note
 from patchlight.serve.state import ServerState
 from patchlight.weights.vit.names import PROJECTIONS
 
@@ -90,18 +91,21 @@ def add_kserve_routes(api: APIRouter, state: ServerState) -> None:
             if each not in offered:
                 raise PatchlightError(f"{served.name} gives no output {each!r:.60}; it gives {', '.join(offered)}")
 
-        async def image_of(content: bytes) -> Tensor:
-            return (await state.work(prepared, served.loaded, "features", content, limits.pixels))[0]
-
-        if asked.images_BCHW is None:
-            images = list(await asyncio.gather(*map(image_of, asked.photos)))
-        else:
-            images = list(asked.images_BCHW)
         wanted: list[Wanted] = sorted({"features" if each == "features" else "logits" for each in outputs})
+
+        async def one(given: bytes | Tensor) -> list[Tensor]:
+            async with state.in_hand():
+                if isinstance(given, bytes):
+                    given = (await state.work(prepared, served.loaded, "features", given, limits.pixels))[0]
+                futures = [asyncio.wrap_future(engine.predict(served, each, given)) for each in wanted]
+                return await asyncio.gather(*futures)
+
+        photos = asked.photos if asked.images_BCHW is None else list(asked.images_BCHW)
+        note(served.name, len(photos))
+        answers = await asyncio.gather(*map(one, photos))
         said: dict[str, Tensor] = {}
-        for each in wanted:
-            futures = [asyncio.wrap_future(engine.predict(served, each, image_CHW)) for image_CHW in images]
-            said[each] = torch.stack(await asyncio.gather(*futures))
+        for each, tensors in zip(wanted, zip(*answers, strict=True), strict=True):
+            said[each] = torch.stack(tensors)
         if "probabilities" in outputs:
             said["probabilities"] = said["logits"].softmax(1)
         answer = {

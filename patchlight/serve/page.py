@@ -19,7 +19,6 @@ from patchlight.serve.photos import UnknownPhotoError
 from patchlight.serve.queues import BusyError
 
 WEB = Path(__file__).with_name("web")
-PREFIX = "/api/v1"
 
 _KINDS = {
     ".html": "text/html; charset=utf-8",

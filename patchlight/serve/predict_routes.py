@@ -17,6 +17,7 @@ from patchlight.serve import answers
 from patchlight.serve.engine import Outputs, Served
 from patchlight.serve.photos import plain_name
 from patchlight.serve.queues import BusyError
+from patchlight.serve.spent import note
 from patchlight.serve.state import ServerState
 from patchlight.weights.load import Loaded
 
@@ -62,10 +63,13 @@ def add_predict_routes(api: APIRouter, state: ServerState) -> None:
                 raise HTTPException(422, "the form has no file called `photo`")
             contents = [(await part.read(), plain_name(part.filename)) for part in files]
 
+        note(served.name, len(contents))
+
         async def one(content: bytes, name: str) -> answers.PhotoPrediction:
             try:
-                image_CHW, view, alpha = await state.work(prepared, served.loaded, outputs, content, limits.pixels)
-                said = await asyncio.wrap_future(engine.predict(served, outputs, image_CHW, view, subjects))
+                async with state.in_hand():
+                    image_CHW, view, alpha = await state.work(prepared, served.loaded, outputs, content, limits.pixels)
+                    said = await asyncio.wrap_future(engine.predict(served, outputs, image_CHW, view, subjects))
                 if isinstance(said, Localization):
                     said = served.detector().by_alpha(said, alpha)
             except BusyError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from patchlight.errors import PatchlightError
+from patchlight.serve.spent import Spent, current
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,6 +29,8 @@ class _Job:
     key: Hashable
     item: Any
     future: "Future[Any]" = field(default_factory=Future)
+    spent: Spent | None = field(default_factory=current)
+    at: float = field(default_factory=time.monotonic)
 
 
 class Batches:
@@ -37,17 +40,24 @@ class Batches:
     be done costs no other its result.
     """
 
-    def __init__(self, run: Callable[[Hashable, Sequence[Any]], Sequence[Any]], *, most: int, limit: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[Hashable, Sequence[Any]], Sequence[Any]],
+        *,
+        most: int,
+        limit: int,
+        told: Callable[[Hashable, int, float], None] = lambda key, count, seconds: None,
+    ) -> None:
+        """`told` hears of each batch, how many jobs it had, and how many seconds it took."""
         self._run = run
+        self._told = told
         self._most = most
         self._limit = limit
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._pace = 0.0
+        self.pace = 0.0
         """Seconds that a job takes, of late."""
-        self.sizes: deque[int] = deque(maxlen=1000)
-        """How many jobs went together, of late."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -57,7 +67,7 @@ class Batches:
             if self._closed:
                 raise BusyError("the server is shutting down", 5)
             if len(self._jobs) >= self._limit:
-                half = math.ceil(self._limit * self._pace / 2)  # by then there is room again
+                half = math.ceil(self._limit * self.pace / 2)  # by then there is room again
                 message = f"{self._limit} photos wait for the model; try again in a moment"
                 raise BusyError(message, min(max(1, half), 30))
             job = _Job(key, item)
@@ -81,11 +91,8 @@ class Batches:
             jobs = [job for job in jobs if job.future.set_running_or_notify_cancel()]
             if not jobs:
                 continue
-            self.sizes.append(len(jobs))
-            start = time.monotonic()
             try:
-                results = self._run(jobs[0].key, [job.item for job in jobs])
-                self._pace += ((time.monotonic() - start) / len(jobs) - self._pace) / 8
+                results = self._timed(jobs)
             except Exception as error:
                 if len(jobs) == 1:
                     jobs[0].future.set_exception(error)
@@ -98,11 +105,22 @@ class Batches:
     def _each_alone(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
             try:
-                (result,) = self._run(job.key, [job.item])
+                (result,) = self._timed([job])
             except Exception as error:
                 job.future.set_exception(error)
             else:
                 job.future.set_result(result)
+
+    def _timed(self, jobs: Sequence[_Job]) -> Sequence[Any]:
+        start = time.monotonic()
+        results = self._run(jobs[0].key, [job.item for job in jobs])
+        seconds = time.monotonic() - start
+        self.pace += (seconds / len(jobs) - self.pace) / 8
+        self._told(jobs[0].key, len(jobs), seconds)
+        for job in jobs:
+            if job.spent is not None:
+                job.spent.add(start - job.at, seconds / len(jobs))
+        return results
 
     def _next(self) -> list[_Job] | None:
         """The first job and those behind it with its key; None at the end."""

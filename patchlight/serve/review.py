@@ -24,9 +24,9 @@ from patchlight.errors import PatchlightError
 from patchlight.geometry import fit_inside
 from patchlight.images.decode import decode
 from patchlight.remote import is_remote
-from patchlight.serve.guard import AccessPolicy, Guard, log_line
+from patchlight.serve.guard import PREFIX, AccessPolicy, Guard, log_line
 from patchlight.serve.limits import Limits
-from patchlight.serve.page import PREFIX, add_errors, add_page
+from patchlight.serve.page import add_errors, add_page
 from patchlight.serve.queues import Workers
 
 Number = Annotated[int, InPath(ge=0, le=10_000_000)]

@@ -1,30 +1,41 @@
 """`patchlight serve`: from the command line to a server that listens, and back."""
 
+import asyncio
+import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import uvicorn
 
 from patchlight.batch.again import FinishedRun
+from patchlight.devices import cpu_cores
 from patchlight.errors import PatchlightError
 from patchlight.serve.app import make_app
 from patchlight.serve.engine import Engine
 from patchlight.serve.guard import AccessPolicy, Guard
 from patchlight.serve.limits import Limits
+from patchlight.serve.metrics import forget_worker, share_counts
+from patchlight.serve.processes import Worker, run_workers
 from patchlight.serve.review import Review, make_review_app
 from patchlight.signals import STOPPING
+from patchlight.weights.load import load
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_BACKLOG = 2048
+_PATIENCE_SECONDS = 0.5
+"""That a connection waits at most for a process that holds fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +70,7 @@ def listen(address: Address) -> socket.socket:
     address.check()
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=128)
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         where = f"{address.host} port {address.port}"
         raise PatchlightError(
@@ -94,31 +105,69 @@ def serve(
     """Serve until SIGINT or SIGTERM asks for an end; requests under way are finished first. `exported`: folders of the
     exported forms of some of the models."""
     listening = listen(address)
+    access = access_policy(address, listening.getsockname()[1])
     # The other cores read photos, cut crops and show the page; threads that wait for each other on busy cores are slow.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    torch.set_num_threads(max(1, cpu_cores() // 2))
     engine = Engine(models, exported=exported, device=device, limits=limits)
-    server = _server(lambda access: make_app(engine, access), listening, address, tell, open_page=open_page)
-
-    def watch() -> None:
-        """A model that cannot be loaded ends the server."""
-        try:
-            engine.wait()
-        except Exception:
-            server.should_exit = True
-
-    threading.Thread(target=watch, daemon=True).start()
-    server.run(sockets=[listening])
+    server = _Server(make_app(engine, access, threads=max(2, cpu_cores())))
+    server.hear_stops()
+    _announce(listening, address, access, tell, open_page=open_page)
+    _run(server, engine, listening)
     if not engine.close():
-        # A thread that is still at work in torch when Python takes itself apart aborts the process (exit code 134).
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    if isinstance(engine.failure, PatchlightError):
-        raise engine.failure
+        _end_at_once(0)
     if engine.failure is not None:
+        raise _why(engine.failure)
+
+
+def serve_by_workers(
+    count: int,
+    models: Sequence[str],
+    address: Address,
+    *,
+    exported: Sequence[str | Path] = (),
+    device: str = "cpu",
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """As `serve`, by so many processes that answer at one socket; without the page, whose photos one process keeps.
+
+    The weights are loaded once, before the processes part, and lie in memory once. Exported models, whose engines
+    start threads of their own, each process loads for itself.
+    """
+    if sys.platform != "linux":
+        raise PatchlightError("--workers needs Linux; start several servers, each with a --port of its own")
+    if torch.device(device).type != "cpu":
         raise PatchlightError(
-            f"the model could not be loaded ({type(engine.failure).__name__}: {engine.failure!s:.200})"
+            f"--workers is for CPUs, and the device is {device}: one process keeps a GPU busy; add --device cpu, or "
+            "start a server for each GPU"
         )
+    listening = listen(address)
+    access = access_policy(address, listening.getsockname()[1])
+    _announce(listening, address, access, tell, open_page=False)
+    torch.set_num_threads(1)  # threads that were started here would be missing in the processes
+    loaded = [load(source, device=device) for source in models]
+    threads = max(1, cpu_cores() // count)
+
+    with tempfile.TemporaryDirectory(prefix="patchlight-metrics-", ignore_cleanup_errors=True) as folder:
+
+        def work(worker: Worker) -> NoReturn:
+            share_counts(Path(folder), worker.number)
+            torch.set_num_threads(threads)
+            engine = Engine(models, exported=exported, device=device, limits=limits, loaded=loaded)
+            app = make_app(engine, access, threads=threads, shared=Path(folder))
+            # A part of what a photo takes, so that whoever waits here would have waited for the model anyway.
+            server = _Server(app, lambda: min(0.05, max(0.002, engine.batches.pace / 4)))
+            server.hear_stops()
+            worker.begin(server.stop)
+            _run(server, engine, listening, worker.is_ready)
+            engine.close()
+            if worker.is_orphan:  # nobody else will
+                shutil.rmtree(folder, ignore_errors=True)
+            if engine.failure is not None:
+                worker.fail(str(_why(engine.failure)))
+            _end_at_once(0)
+
+        run_workers(count, work, lambda number: forget_worker(Path(folder), number))
 
 
 def review(
@@ -133,9 +182,10 @@ def review(
     reviewed = Review(FinishedRun(folder, model))
     try:
         listening = listen(address)
-        server = _server(
-            lambda access: make_review_app(reviewed, access), listening, address, tell, open_page=open_page
-        )
+        access = access_policy(address, listening.getsockname()[1])
+        server = _Server(make_review_app(reviewed, access))
+        server.hear_stops()
+        _announce(listening, address, access, tell, open_page=open_page)
         server.run(sockets=[listening])
     finally:
         reviewed.follower.close()
@@ -145,41 +195,132 @@ def review(
         )
 
 
-def _server(
-    make: Callable[[AccessPolicy], Guard],
+class _Server(uvicorn.Server):
+    """With our settings, and an end that can be asked for before it listens to signals itself."""
+
+    def __init__(self, app: Guard, turn: Callable[[], float] | None = None) -> None:
+        """`turn`: other processes answer at the same socket, and are left so many seconds to take a connection first,
+        for each that is held here."""
+        self._turn = turn
+        self._accepting: list[asyncio.Task[None]] = []
+        super().__init__(
+            uvicorn.Config(
+                app,
+                # What it does should not hang on which libraries are installed, too.
+                loop="asyncio",
+                http="h11",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=10,
+                timeout_graceful_shutdown=20,
+                ws="none",
+                proxy_headers=False,
+            )
+        )
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    def hear_stops(self) -> None:
+        """Signals before uvicorn listens to them itself, and after it has ended, when it raises them once more."""
+        for number in STOPPING:
+            signal.signal(number, lambda *_: self.stop())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._turn is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(each, self._turn)) for each in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in self._accepting:
+            each.cancel()
+        await super().shutdown(sockets)
+
+    async def _accept(self, listening: socket.socket, turn: Callable[[], float]) -> None:
+        """Whoever holds the fewest connections is first to take one. asyncio would take at once all that wait, and the
+        others had none of a burst."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        while True:
+            await _readable(listening)
+            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * len(self.server_state.connections)))
+            try:
+                connection, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                continue  # another one was first
+            except OSError:  # no more files can be opened
+                await asyncio.sleep(1)
+                continue
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(self.config, self.server_state, self.lifespan.state)
+        return protocol
+
+
+async def _readable(listening: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(listening, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listening)
+
+
+def _run(
+    server: _Server, engine: Engine, listening: socket.socket, is_ready: Callable[[], None] = lambda: None
+) -> None:
+    """Until the server is asked to stop, or a model cannot be loaded."""
+
+    def watch() -> None:
+        try:
+            engine.wait()
+        except Exception:
+            server.stop()
+        else:
+            is_ready()
+
+    threading.Thread(target=watch, daemon=True).start()
+    server.run(sockets=[listening])
+
+
+def _why(failure: Exception) -> PatchlightError:
+    if isinstance(failure, PatchlightError):
+        return failure
+    return PatchlightError(f"the model could not be loaded ({type(failure).__name__}: {failure!s:.200})")
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Without taking Python apart: a thread that comes back from torch meanwhile is made to end by Python, in the midst
+    of C++ that forbids it, and the process is aborted (exit code 134, "terminate called without an active exception").
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+            stream.flush()
+    os._exit(code)
+
+
+def _announce(
     listening: socket.socket,
     address: Address,
+    access: AccessPolicy,
     tell: Callable[[str], None],
     *,
     open_page: bool,
-) -> uvicorn.Server:
-    """A server that is told of signals, for this socket; the page is opened where that is wanted."""
+) -> None:
+    """Say where the server is, and open the page where that is wanted."""
     port = listening.getsockname()[1]
-    access = access_policy(address, port)
-    config = uvicorn.Config(
-        make(access),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=10,
-        timeout_graceful_shutdown=20,
-        ws="none",
-        proxy_headers=False,
-    )
-    server = uvicorn.Server(config)
-
-    def stop(number: int, frame: Any) -> None:
-        # Heard before uvicorn listens to signals itself, and again after it has ended, when it raises them once more.
-        server.should_exit = True
-
-    for number in STOPPING:
-        signal.signal(number, stop)
     shown = address.host if address.host not in ("0.0.0.0", "::") else (*address.names, "localhost")[0]
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     tell(f"{url}{'#token=' + access.token if access.remote else ''}")
     if not access.remote:
         tell(f"token for the API: {access.token}")
-
     if open_page and sys.stdout.isatty():
         threading.Thread(target=lambda: webbrowser.open(url), daemon=True).start()
-    return server

@@ -1,7 +1,9 @@
 """What the requests share: the engine, the photos, and the threads that work on them."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
@@ -14,6 +16,7 @@ from patchlight.serve.engine import Engine, Seen, Served
 from patchlight.serve.limits import Limits
 from patchlight.serve.photos import Photo, Photos
 from patchlight.serve.queues import Workers
+from patchlight.serve.spent import current, note
 from patchlight.weights.load import Loaded
 
 P = ParamSpec("P")
@@ -23,11 +26,14 @@ T = TypeVar("T")
 class ServerState:
     """Where every request is dealt with."""
 
-    def __init__(self, engine: Engine, workers: int) -> None:
+    def __init__(self, engine: Engine, threads: int) -> None:
+        """`threads` read photos."""
         self.engine = engine
         self.limits: Limits = engine.limits
         self.photos = Photos(engine.limits)
-        self.workers = Workers(workers, limit=engine.limits.waiting_work)
+        self.workers = Workers(threads, limit=engine.limits.waiting_work)
+        # Reading ahead of the model on cores that the model needs, too, would make those wait that came first.
+        self._hands = asyncio.Semaphore(threads if engine.device == "cpu" else max(threads, 2 * engine.limits.batch))
         self.stopping = False
         self._under_way: dict[tuple[str, int, Method, bool], asyncio.Task[Seen]] = {}
         self._timed: dict[ViTConfig, float] = {}
@@ -39,12 +45,23 @@ class ServerState:
     async def work(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.wrap_future(self.workers.submit(call, *args, **kwargs))
 
+    @contextlib.asynccontextmanager
+    async def in_hand(self) -> AsyncIterator[None]:
+        """For a photo of a prediction, from when it is read until it is answered: so many at a time, as they came."""
+        start = time.monotonic()
+        async with self._hands:
+            spent = current()
+            if spent is not None:
+                spent.turn_seconds = max(spent.turn_seconds, time.monotonic() - start)
+            yield
+
     def add(self, photo: Photo) -> None:
         for gone in self.photos.add(photo):
             self.engine.forget(gone)
 
     async def prepared(self, photo: Photo, served: Served) -> tuple[Tensor, View]:
         """The photo as the model takes it, exactly as `pl.localize` prepares it."""
+        note(served.name, 1)
         ready = photo.prepared.pop(served.number, None)  # not kept: it is larger than the file, and soon made again
         if ready is None:
             ready = await self.work(prepare, served.loaded, photo.content, self.limits.pixels)

@@ -31,6 +31,7 @@ WALLS: dict[str, str | tuple[str, ...]] = {
     "uvicorn": "serve/",
     "pydantic": "serve/",
     "prometheus_client": "serve/",
+    "opentelemetry": "serve/telemetry.py",
     "python_multipart": "serve/",
     "onnx": "deploy/",
     "onnxruntime": "deploy/",

@@ -85,13 +85,26 @@ def test_it_answers_at_once_and_ends_in_order(number: signal.Signals) -> None:
         assert {"time", "method", "path", "status", "ms", "bytes"} <= set(lines[-1])
 
 
-@pytest.mark.parametrize("seconds", [0, 0.3, 1])
-def test_it_ends_in_order_while_the_model_is_loaded(seconds: float) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_it_ends_in_order_while_the_model_is_loaded(number: signal.Signals, seconds: float) -> None:
     with started() as (process, _, _):
         time.sleep(seconds)
-        process.terminate()
+        process.send_signal(number)
         _, errors = process.communicate(timeout=40)
         assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_stopped_in_its_first_seconds(place: int) -> None:
+    number = signal.SIGINT if place % 2 else signal.SIGTERM
+    process = subprocess.Popen([*COMMAND, "--port", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.2 + place / 2)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    # As the signal does by default, as main() does it, or as the server does.
+    assert process.returncode in (-number, 128 + number, 0), errors
+    assert "terminate called" not in errors
 
 
 def one_line(*arguments: str) -> str:

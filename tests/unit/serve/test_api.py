@@ -83,13 +83,13 @@ def test_answers_do_not_hang_on_the_photos_beside(served: Served, loaded: pl.Loa
     def ask(number: int) -> None:
         answers[number] = served.json(f"/photos/{photos[number]}/localize")
 
-    served.engine.batches.sizes.clear()
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(photos))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(served.engine.batches.sizes) > 1, "nothing was batched, so that nothing was shown"
+    with served.batches() as sizes:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert max(sizes) > 1, "nothing was batched, so that nothing was shown"
     for content, answer in zip(contents, answers, strict=True):
         check_equal(answer, pl.localize(content, loaded))
 
@@ -279,14 +279,14 @@ def test_a_photo_can_be_forgotten(served: Served) -> None:
 
 def test_one_forward_pass_serves_them_all(served: Served) -> None:
     photo = served.photo(jpeg((120, 90)))
-    served.engine.batches.sizes.clear()
-    served.json(f"/photos/{photo}/localize")
-    served.json(f"/photos/{photo}/attention", query="1,1")
-    for layer in range(served.engine.models[0].loaded.config.depth):
-        assert served.get(f"/photos/{photo}/heads", layer=layer).status == 200
-    served.get(f"/photos/{photo}/features")
-    served.json(f"/photos/{photo}/classify")
-    assert sum(served.engine.batches.sizes) == 1
+    with served.batches() as sizes:
+        served.json(f"/photos/{photo}/localize")
+        served.json(f"/photos/{photo}/attention", query="1,1")
+        for layer in range(served.engine.models[0].loaded.config.depth):
+            assert served.get(f"/photos/{photo}/heads", layer=layer).status == 200
+        served.get(f"/photos/{photo}/features")
+        served.json(f"/photos/{photo}/classify")
+    assert sizes == [1]
 
 
 def test_what_was_seen_is_kept_within_bounds(served: Served) -> None:

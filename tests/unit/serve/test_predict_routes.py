@@ -284,7 +284,9 @@ def test_prometheus_reads_what_happened(tiny_folder: Path) -> None:
         assert found["patchlight_requests_total", "GET", "/api/v1/photos/{photo}", "404"] == 1
         assert found["patchlight_request_seconds_count", "/api/v1/predict"] == 3
         assert (found["patchlight_ready",], found["patchlight_waiting",], found["patchlight_photos",]) == (1, 0, 1)
-        assert found["patchlight_model_seconds", "tiny"] > 0
+        assert found["patchlight_batch_photos_sum", "tiny"] == 3 * len(PHOTOS)
+        assert found["patchlight_batch_seconds_sum", "tiny"] > 0
+        assert found["patchlight_queue_seconds_count", "tiny"] == 3
     with serving(str(tiny_folder), remote=True) as served:
         assert served.ask("GET", "/metrics").status == 401
         assert served.ask("GET", "/v2").status == 401

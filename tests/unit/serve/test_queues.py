@@ -27,8 +27,8 @@ class Gate:
 
 
 def test_what_waits_goes_together_by_key_and_in_order() -> None:
-    gate = Gate()
-    batches = Batches(gate, most=3, limit=100)
+    gate, sizes = Gate(), list[int]()
+    batches = Batches(gate, most=3, limit=100, told=lambda key, count, seconds: sizes.append(count))
     first = batches.submit("a", 0)
     gate.entered.wait(10)
     rest = [batches.submit(key, i) for i, key in enumerate("abaaaab", 1)]
@@ -37,7 +37,7 @@ def test_what_waits_goes_together_by_key_and_in_order() -> None:
     assert [future.result(10) for future in rest] == [f"{key}:{i}" for i, key in enumerate("abaaaab", 1)]
     batches.close()
     assert gate.ran == [("a", [0]), ("a", [1, 3, 4]), ("b", [2, 7]), ("a", [5, 6])]
-    assert list(batches.sizes) == [1, 3, 2, 2]
+    assert sizes == [1, 3, 2, 2]
 
 
 def test_one_bad_item_costs_no_other_its_result() -> None:
