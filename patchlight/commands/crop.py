@@ -92,7 +92,8 @@ def crop(
         bool, typer.Option("--lossless", help="Cut JPEGs at block edges, without re-encoding.")
     ] = False,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="Also write json, csv, megadetector or coco; repeatable.")
+        list[str] | None,
+        typer.Option("--format", help="Also write json, csv, parquet, megadetector or coco; repeatable."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start over in a folder whose run has other settings.")
