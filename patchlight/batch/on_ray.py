@@ -14,11 +14,12 @@ import logging
 import os
 import pickle
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -93,18 +94,19 @@ class Cluster:
         rows, in_vain, begun = 0, 0, time.monotonic()
         while blocks:
             before = len(blocks)
-            parts = _parts(self._dataset(list(blocks.values()), pipeline, place, job))
+            dataset = self._dataset(list(blocks.values()), pipeline, place, job)
             try:
-                while True:
-                    done = total - len(photos) + rows
-                    when = f"{run.folder.path}: stopped after {done} of {total} photos"
-                    with run.asked.at_once(f"{when}; run the same command again to continue"):
-                        if (part := next(parts, None)) is None:
-                            break
-                    rows += run.folder.take_part(place.parts / part, run.journal)
-                    del blocks[part]
-                    rate, done = rows / max(time.monotonic() - begun, 1e-9), total - len(photos) + rows
-                    run.say("photo", done, total, f"{rate:.1f} photos/s on {self.name}", (total - done) / rate)
+                with contextlib.closing(_parts(dataset)) as parts:
+                    while True:
+                        done = total - len(photos) + rows
+                        when = f"{run.folder.path}: stopped after {done} of {total} photos"
+                        with run.asked.at_once(f"{when}; run the same command again to continue"):
+                            if (part := next(parts, None)) is None:
+                                break
+                        rows += run.folder.take_part(place.parts / part, run.journal)
+                        del blocks[part]
+                        rate, done = rows / max(time.monotonic() - begun, 1e-9), total - len(photos) + rows
+                        run.say("photo", done, total, f"{rate:.1f} photos/s on {self.name}", (total - done) / rate)
             except self.ray.exceptions.RayError as error:
                 if (own := _own(error)) is not None:
                     raise own from None
@@ -116,6 +118,7 @@ class Cluster:
                     f"{self.name}: {len(blocks):,} blocks were lost {in_vain} times; see to the cluster, and run the "
                     "same command again to continue"
                 )
+        shutil.rmtree(place.parts, ignore_errors=True)
         return rows
 
     def _blocks(self, pipeline: CropPipeline, photos: Sequence[Input]) -> dict[str, Block]:
@@ -155,9 +158,13 @@ class Cluster:
         return dataset
 
 
-def _parts(dataset: Any) -> Iterator[str]:
-    for row in dataset.iter_rows():
-        yield row["part"]
+def _parts(dataset: Any) -> Generator[str]:
+    try:
+        for row in dataset.iter_rows():
+            yield row["part"]
+    finally:  # else its thread goes on, and connects anew once we are disconnected
+        if (executor := getattr(dataset, "_current_executor", None)) is not None:
+            executor.shutdown(force=True)
 
 
 def _made_ready(pipeline: CropPipeline, photos: Sequence[Input]) -> Place:
@@ -230,6 +237,8 @@ def _connect(ray: ModuleType, on: str) -> None:
     try:
         with _stderr_closed():  # on which it says that it will say nothing
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+        # What the machines say all the same, of tasks that they try again, would be in what this command prints.
+        ray._private.worker._worker_logs_enabled = False
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise PatchlightError(
