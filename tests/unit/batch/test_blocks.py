@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """One whose actors are called here: `on` is called before each is, with its name and the number of the block."""
     about: dict[str, Any] = {"deaths": 0, "on": lambda hand, number: None, "rounds": 0}
     ray = SimpleNamespace(
-        put=lambda job: job, get=lambda job: job, exceptions=SimpleNamespace(RayError=Lost), shutdown=lambda: None
+        put=pickle.dumps, get=pickle.loads, exceptions=SimpleNamespace(RayError=Lost), shutdown=lambda: None
     )
 
     opened: list[Looks] = []
@@ -60,7 +62,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         about["rounds"] += 1
         hands: tuple[Any, ...] = (
             Reads(place, 0, config, thumbs, pipeline.whole),
-            Looks(place, lambda: job),
+            Looks(place, partial(pickle.loads, job)),
             Cuts(place, 0),
         )
         opened.append(hands[1])
