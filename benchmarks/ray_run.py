@@ -167,7 +167,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(2)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # on a busy machine
+    for name in ("raylet_start_wait_time_s", "py_gcs_connect_timeout_s", "gcs_server_request_timeout_seconds"):
+        os.environ.setdefault(f"RAY_{name}", "300")  # on a busy machine
     cpu = Cpu()
     with tempfile.TemporaryDirectory(prefix="ray-run-") as name:
         root = Path(name)

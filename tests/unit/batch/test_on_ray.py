@@ -2,9 +2,11 @@
 
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,8 +34,11 @@ STORE = 80 * 2**20
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    # A folder of its own, so that no other test finds this cluster; with a short name, for sockets lie in it.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     quiet = {
         MARK: str(os.getpid()),
+        "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -50,6 +55,7 @@ def cluster() -> Iterator[Any]:
     yield made
     importlib.import_module("ray").shutdown()
     made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
