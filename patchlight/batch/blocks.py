@@ -29,7 +29,7 @@ from patchlight.errors import PatchlightError
 from patchlight.files import replacing, writing
 
 Block = dict[str, Any]
-"""`part`, the name of its part, and `photos`, pickled: what is known of them so far."""
+"""`part`, the name of its part; `photos`, pickled: what is known of them so far; `error`, where nothing can be done."""
 
 SIGN = "here"
 """A file in the folder of parts, by which a machine sees that it is the same folder."""
@@ -55,8 +55,8 @@ class Said:
     """What `cut_photo` is to be called with, where there is something to cut."""
 
 
-def block(part: str, photos: Sequence[Any]) -> Block:
-    return {"part": part, "photos": pickle.dumps(photos, pickle.HIGHEST_PROTOCOL)}
+def block(part: str, photos: Sequence[Any], error: str = "") -> Block:
+    return {"part": part, "photos": pickle.dumps(photos, pickle.HIGHEST_PROTOCOL), "error": error}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +84,48 @@ class Place:
             )
 
 
-class Reads:
+class Hand:
+    """One that a block goes through. What is wrong is handed on to the machine that was asked, in our own words: Ray
+    would wrap it in others, and try again."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Before the first block."""
+
+    def work(self, part: str, photos: Any) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def __call__(self, given: Block) -> Block:
+        if given["error"]:
+            return given
+        try:
+            if not self.has_begun:
+                self.place.check()
+                self.begin()
+                self.has_begun = True
+            return block(given["part"], self.work(given["part"], pickle.loads(given["photos"])))
+        except PatchlightError as error:
+            return block(given["part"], (), str(error))
+
+
+class Reads(Hand):
     """Reads the photos of blocks, in processes of its own, which may die of one."""
 
     def __init__(self, place: Place, workers: int, config: PreprocessConfig, thumbs: Path | None, whole: bool) -> None:
-        place.check()
-        self.config, self.thumbs, self.whole = config, thumbs, whole
-        self.pool = Pool(workers)
+        super().__init__(place)
+        self.workers, self.config, self.thumbs, self.whole = workers, config, thumbs, whole
 
-    def __call__(self, given: Block) -> Block:
-        """`photos`: inputs, and what is said of them instead; then also what was read of each."""
-        photos = pickle.loads(given["photos"])
+    def begin(self) -> None:
+        self.pool = Pool(self.workers)
+
+    def work(self, part: str, photos: Any) -> Sequence[Any]:
+        """Inputs, and what is said of them instead; then also what was read of each."""
         reading = [None if photo.trouble is not None else self._read(photo) for photo, _ in photos]
         seen = [None if each is None else result_of(each) for each in reading]
-        return block(given["part"], [(*photo, each) for photo, each in zip(photos, seen, strict=True)])
+        return [(*photo, each) for photo, each in zip(photos, seen, strict=True)]
 
     def _read(self, photo: Input) -> Any:
         thumb = None if self.thumbs is None else self.thumbs / thumbnail_name(photo.place)
@@ -133,24 +161,23 @@ class Deaths:
             file.write(text)
 
 
-class Cuts:
+class Cuts(Hand):
     """Cuts the crops of blocks, and writes their parts."""
 
     def __init__(self, place: Place, workers: int) -> None:
-        place.check()
-        self.parts, self.workers = place.parts, workers
+        super().__init__(place)
+        self.workers = workers
         self.pool: Pool | None = None
 
-    def __call__(self, given: Block) -> dict[str, Any]:
-        """`photos`: what is said of each; then there is the part, and this says how many rows it has."""
-        said: list[Said] = pickle.loads(given["photos"])
-        if self.pool is None and any(each.crop for each in said):
+    def work(self, part: str, photos: Any) -> Sequence[Any]:
+        """What is said of each; then there is the part, and nothing more to say."""
+        if self.pool is None and any(each.crop for each in photos):
             self.pool = Pool(self.workers)
-        cutting = [(each, self.pool.submit(cut_photo, **each.crop)) for each in said if each.crop and self.pool]
+        cutting = [(each, self.pool.submit(cut_photo, **each.crop)) for each in photos if each.crop and self.pool]
         for each, future in cutting:
             _take_crops(each, result_of(future))
-        write_part(self.parts / given["part"], said)
-        return {"part": given["part"], "photos": len(said)}
+        write_part(self.place.parts / part, photos)
+        return ()
 
 
 def _take_crops(said: Said, cut: Crops | Failed) -> None:

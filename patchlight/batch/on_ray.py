@@ -12,7 +12,6 @@ import functools
 import importlib
 import logging
 import os
-import pickle
 import secrets
 import shutil
 import signal
@@ -27,7 +26,7 @@ from typing import Any
 
 import torch
 
-from patchlight.batch.blocks import SIGN, Block, Cuts, Deaths, HandedOn, Place, Reads, Said, block
+from patchlight.batch.blocks import SIGN, Block, Cuts, Deaths, Hand, HandedOn, Place, Reads, Said, block
 from patchlight.batch.finder import Finder
 from patchlight.batch.inputs import Input, Inputs
 from patchlight.batch.pipeline import CropPipeline, CropRun, _Photo
@@ -108,9 +107,7 @@ class Cluster:
                         rate, done = rows / max(time.monotonic() - begun, 1e-9), total - len(photos) + rows
                         run.say("photo", done, total, f"{rate:.1f} photos/s on {self.name}", (total - done) / rate)
             except self.ray.exceptions.RayError as error:
-                if (own := _own(error)) is not None:
-                    raise own from None
-                reason = " ".join(str(error).split())[:150]
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]  # before it, a traceback
                 run.reporter.tell(f"{self.name}: {len(blocks):,} blocks are left ({reason}); continuing with them")
             in_vain = in_vain + 1 if len(blocks) == before else 0
             if in_vain == _IN_VAIN:
@@ -161,6 +158,8 @@ class Cluster:
 def _parts(dataset: Any) -> Generator[str]:
     try:
         for row in dataset.iter_rows():
+            if row["error"]:
+                raise PatchlightError(row["error"])
             yield row["part"]
     finally:  # else its thread goes on, and connects anew once we are disconnected
         if (executor := getattr(dataset, "_current_executor", None)) is not None:
@@ -179,15 +178,6 @@ def _made_ready(pipeline: CropPipeline, photos: Sequence[Input]) -> Place:
             folder.thumbs.mkdir(exist_ok=True)
     on_disk = os.path.isdir(base) and not any(is_elsewhere(photo.file) for photo in photos)
     return Place(parts, base if on_disk else None)
-
-
-def _own(error: BaseException | None) -> PatchlightError | None:
-    """What was said in our own words on another machine: Ray wraps it in errors of its own."""
-    while error is not None:
-        if isinstance(error, PatchlightError) and not hasattr(error, "cause"):
-            return error
-        error = getattr(error, "cause", None) or error.__cause__
-    return None
 
 
 # The connection
@@ -348,27 +338,29 @@ class _NotTogether(Exception):  # noqa: N818
     """What happened to photos that were looked at together."""
 
 
-class Looks:
+class Looks(Hand):
     """The model, and what it finds in the photos of blocks."""
 
     def __init__(self, place: Place, fetch: Callable[[], Job]) -> None:
-        place.check()
+        super().__init__(place)
+        self.fetch = fetch
+
+    def begin(self) -> None:
         torch.set_num_threads(1)
-        self.parts, self.job = place.parts, fetch()
+        self.job = self.fetch()
         self.finder = self.job.finder()
         self.journal = Journal(Path(os.devnull))
 
-    def __call__(self, given: Block) -> Block:
-        """`photos`: inputs, what is said of them instead, and what was read of them; then what is said of each."""
-        photos = list(enumerate(pickle.loads(given["photos"])))
-        deaths = Deaths(self.parts, given["part"])
+    def work(self, part: str, photos: Any) -> Sequence[Any]:
+        """Inputs, what is said of them instead, and what was read of them; then what is said of each."""
+        numbered, deaths = list(enumerate(photos)), Deaths(self.place.parts, part)
         said: list[Said] | None = None
         if not deaths.before:
             with contextlib.suppress(_NotTogether):
-                said = self._look(photos)
+                said = self._look(numbered)
         if said is None:
             said = []
-            for number, each in photos:
+            for number, each in numbered:
                 if number in deaths.guilty:
                     each = _failed(each, "the processes that looked at it died: memory was short, or the model crashed")
                 deaths.note(number)
@@ -377,7 +369,7 @@ class Looks:
                 except _NotTogether as error:
                     said += self._look([(number, _failed(each, str(error)))])
         deaths.forget()
-        return block(given["part"], said)
+        return said
 
     def _look(self, photos: Sequence[tuple[int, Any]]) -> list[Said]:
         job, handed = self.job, HandedOn()
