@@ -217,8 +217,9 @@ def _connect(ray: ModuleType, on: str) -> None:
         try:
             socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
         except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise PatchlightError(
-                f"on={on!r}: nothing answers at {address} ({error}); give the address that `ray start --head` printed"
+                f"on={on!r} does not answer ({reason}); give the address that `ray start --head` printed"
             ) from None
     # Its machines say nothing to strangers, and this one says what there is to say.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -232,7 +233,7 @@ def _connect(ray: ModuleType, on: str) -> None:
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:200].rstrip(".")
         raise PatchlightError(
-            f"on={on!r}: cannot be connected to ({reason}); start the command on a machine of a running cluster"
+            f"on={on!r} cannot be connected to ({reason}); start the command on a machine of a running cluster"
         ) from None
     finally:
         with contextlib.suppress(ValueError):  # where this is not the main thread, which alone hears signals

@@ -34,6 +34,7 @@ STORE = 80 * 2**20
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray")
     # A folder of its own, so that no other test finds this cluster; with a short name, for sockets lie in it.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     quiet = {
@@ -41,6 +42,9 @@ def cluster() -> Iterator[Any]:
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_raylet_start_wait_time_s": "300",  # on a busy machine
+        "RAY_py_gcs_connect_timeout_s": "300",
+        "RAY_gcs_server_request_timeout_seconds": "300",
         "RAY_BACKEND_LOG_LEVEL": "fatal",
     }
     before = {name: os.environ.get(name) for name in (*quiet, "PYTHONPATH")}
