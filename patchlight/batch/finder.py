@@ -31,9 +31,13 @@ class Finder:
         """Photos; fewer, once memory has run out."""
         # A CPU's cores take a photo each; a GPU computes while another batch is made ready, or read.
         self.threads = torch.get_num_threads() if self.device.type == "cpu" else 2
+        self._is_ready = False
 
     def get_ready(self) -> None:
         """Before the first look, where there is anything to look at."""
+        if self._is_ready:
+            return
+        self._is_ready = True
         loaded = self.detector.loaded
         if loaded.engine is not None:
             ready = replace(loaded, engine=loaded.engine.shared_by(self.threads))

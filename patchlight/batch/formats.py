@@ -4,25 +4,32 @@ json           results.json: a single list of the rows
 csv            results.csv, which every run writes
 megadetector   megadetector.json: MegaDetector's batch output, for Timelapse and the like; photos that are `none` have
                their boxes, too, below the typical threshold
+parquet        results.parquet: the columns of results.csv, typed, and each row whole in JSON
 coco           coco.json: images, annotations (x, y, width, height in pixels) and categories
 """
 
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from patchlight import __version__
 from patchlight.batch.inputs import path_below
+from patchlight.batch.results import COLUMNS, cells_of
 from patchlight.batch.rows import Row
+from patchlight.batch.tables import Layout, write_table
 from patchlight.config import Calibration
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing, writing
 from patchlight.weights.groups import EMPTY, UNKNOWN
 
-Format = Literal["json", "csv", "megadetector", "coco"]
+Format = Literal["json", "csv", "parquet", "megadetector", "coco"]
 
+
+_NUMBERS = ("confidence", "x0", "y0", "x1", "y1", "score", "group_confidence", "label_confidence")
+"""Columns of results.csv that are neither texts nor whole."""
 
 CONSERVATIVE = 1 / 8
 """The conservative threshold, as a share of the typical one, which is where `unsure` begins."""
@@ -31,11 +38,13 @@ CONSERVATIVE = 1 / 8
 def check_format(name: str) -> None:
     if name not in get_args(Format):
         raise PatchlightError(f"format={name!r} is not known; it is one of {', '.join(get_args(Format))}")
+    if name == "parquet" and find_spec("pyarrow") is None:
+        raise PatchlightError("format='parquet' needs pyarrow; pip install 'patchlight[tables]', or take csv")
 
 
 def file_of(name: str) -> str:
     """The name of a format's file."""
-    return {"json": "results.json", "csv": "results.csv"}.get(name, f"{name}.json")
+    return f"results.{name}" if name in ("json", "csv", "parquet") else f"{name}.json"
 
 
 def export(
@@ -56,6 +65,9 @@ def export(
     path = folder / file_of(name)
     if name == "csv":
         return path
+    if name == "parquet":
+        write_table(path, Layout(_TYPED | {"row": "text"}), 0, lambda: _typed(rows()))
+        return path
     with writing(path), replacing(path) as temporary, temporary.open("w", encoding="ascii") as file:
         match name:
             case "json":
@@ -66,6 +78,17 @@ def export(
                 _write_coco(file, rows, base)
         file.write("\n")
     return path
+
+
+_TYPED = {
+    name: "whole" if name in ("width", "height", "subjects") else "number" if name in _NUMBERS else "text"
+    for name in COLUMNS
+}
+
+
+def _typed(rows: Iterable[Row]) -> Iterator[tuple[Row, None]]:
+    for row in rows:
+        yield dict(zip(COLUMNS, cells_of(row), strict=True)) | {"row": json.dumps(row)}, None
 
 
 def _write_megadetector(

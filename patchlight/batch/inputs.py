@@ -37,7 +37,7 @@ LABELS = "labels.csv"
 
 WRITTEN_FILES = (
     *("results.jsonl", "results.csv", "summary.json", "report.html"),
-    *("results.json", "megadetector.json", "coco.json"),
+    *("results.json", "results.parquet", "megadetector.json", "coco.json"),
 )
 """All that a run may write into its folder."""
 

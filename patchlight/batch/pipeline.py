@@ -13,29 +13,27 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from patchlight import __version__
 from patchlight.batch.finder import Finder
 from patchlight.batch.inputs import Input, Inputs
 from patchlight.batch.overrides import CORRECTED, IMPORTED, Override
-from patchlight.batch.pool import NoWorkers, Pool, WorkerDied
+from patchlight.batch.pool import Pool
 from patchlight.batch.report import thumbnail_name
-from patchlight.batch.results import TRANSIENT, UNREACHABLE, Entry, Journal, ResultFolder
+from patchlight.batch.results import TRANSIENT, Entry, Journal, ResultFolder
 from patchlight.batch.rows import Row, error_row, heat_of, row_of
 from patchlight.batch.sequences import FrameSequence, FrameStore, Scene, judged, sequences_of
 from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.video import of_video
-from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, is_unchanged, read_photo
-from patchlight.files import Unwritable, writing
+from patchlight.batch.work import Crops, Failed, Seen, Stamp, cut_photo, is_unchanged, read_photo, readers, result_of
+from patchlight.files import writing
 from patchlight.geometry import Box
 from patchlight.images.crop import Cut
 from patchlight.localizing.detector import Detector, Localization
@@ -148,12 +146,18 @@ class CropPipeline:
         """Rows."""
         self.seconds = 0.0
 
-    def work(self) -> int:
-        """Give each photo its row that has none; how many these were."""
+    def work(self, elsewhere: Callable[[Sequence[Input]], int] | None = None) -> int:
+        """Give each photo its row that has none; how many these were. `elsewhere` has it done by others, see on_ray.py,
+        and says how many it has given."""
         photos = list(enumerate(self.photos))
         if self.book is None:
             todo = [each for each in photos if not self._is_done(each[1])]
-            self._pass((self._read(*each) for each in todo), len(todo), "photo")
+            if elsewhere is None:
+                self._pass((self._read(*each) for each in todo), len(todo), "photo")
+            elif todo:
+                begun = time.monotonic()
+                self.written += elsewhere([photo for _, photo in todo])
+                self.seconds += time.monotonic() - begun
             self._cut_again()
             return self.written
         # What failed stays so until its file changes, and takes no part in its sequence.
@@ -452,31 +456,31 @@ class CropPipeline:
                 assert self.book is not None
                 self.book.append(photo.input, *photo.kept)
                 continue
-            assert photo.row is not None
-            row, found = photo.row, photo.found
-            if self.book is not None:
-                row |= {"burst": photo.burst}
-                found = None if found is None else found | {"burst": photo.burst}  # for when it is no longer corrected
-            if self.settings.video is not None:
-                row |= {"video": of_video(photo.input.file, self.folder.frames)}
-            if self.stage == "looking at photo":
-                self.failures.add(photo.number)
-            entry = self.journal.entries.get(photo.input.file)
-            if entry is not None and row["reason"] not in UNREACHABLE:  # else they may be all that is left of it
-                self.folder.remove_crops(set(entry.crops) - set(row["crops"]))
-            self.journal.append(
-                photo.input,
-                photo.stamp,
-                row,
-                group=photo.group,
-                encoded=photo.encoded,
-                sizes=self.folder.sizes(row["crops"]),
-                found=found,
-                cut=photo.mark,
-                readers=readers() if row["reason"] == "unsupported" else None,
-            )
+            self._write(photo)
             self.written += 1
         return gone
+
+    def _write(self, photo: _Photo) -> None:
+        """The row of a photo that leaves the line."""
+        assert photo.row is not None
+        row, found = photo.row, photo.found
+        if self.book is not None:
+            row |= {"burst": photo.burst}
+            found = None if found is None else found | {"burst": photo.burst}  # for when it is no longer corrected
+        if self.settings.video is not None:
+            row |= {"video": of_video(photo.input.file, self.folder.frames)}
+        if self.stage == "looking at photo":
+            self.failures.add(photo.number)
+        self.folder.note_row(
+            self.journal,
+            photo.input,
+            photo.stamp,
+            row,
+            group=photo.group,
+            encoded=photo.encoded,
+            found=found,
+            cut=photo.mark,
+        )
 
     # The model
 
@@ -515,28 +519,6 @@ def keywords_of(row: Row) -> tuple[str, ...]:
     """What photo libraries are told that a photo shows."""
     names = (row["group"] if row["group"] != UNKNOWN else None, row["label"])
     return tuple(dict.fromkeys(name for name in names if name is not None))
-
-
-@cache
-def readers() -> str:
-    """What can be read here, by the libraries that are installed."""
-    try:
-        heic = version("pillow-heif")
-    except PackageNotFoundError:
-        heic = "none"
-    return f"patchlight {__version__}, pillow {version('pillow')}, pillow-heif {heic}"
-
-
-def result_of(future: "Future[Any]") -> Any:
-    """What a worker says, where it said anything."""
-    try:
-        return future.result()
-    except WorkerDied:
-        return Failed("crashed", "the process that read it died: it is damaged in an unusual way, or memory was short")
-    except (NoWorkers, Unwritable):
-        raise
-    except Exception as error:  # whatever a photo can do, it does it to itself alone
-        return Failed("crashed", " ".join(f"{type(error).__name__}: {error}".split())[:200])
 
 
 def _futures(photo: _Photo) -> Iterator["Future[Any]"]:

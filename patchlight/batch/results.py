@@ -2,6 +2,7 @@
 
 DIR/results.jsonl   a row for each input, in their order, see rows.py
 DIR/results.csv     the same with the best box alone, for a spreadsheet
+DIR/results.parquet    and with types, where it is asked for (and the other files of formats.py)
 DIR/summary.json    counts, settings and model
 DIR/crops/          the crops, in the folders of their photos
 DIR/sorted/         links to the photos, where boxes alone were found and were to be sorted
@@ -11,7 +12,8 @@ DIR/overlays/       what was found, drawn over the photos
 DIR/.run/           run.json (what the rows were made with), given.json (which photos, as they were asked
                     for), anew (while a run that was told to overwrite has not
                     finished), named.json (the files that were given by name), part.json (which share of the photos it
-                    is, see parts.py), journal.jsonl (the rows as they came,
+                    is, see parts.py), parts/ (rows of blocks that are not in the journal yet, see
+                    blocks.py), journal.jsonl (the rows as they came,
                     with what their files and crops are known by), looks.jsonl (of camera traps: what the model saw, see
                     sequences.py), finished.json (of what the results are, the stamps of what was written, and how long
                     it took), lock
@@ -24,18 +26,20 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchlight.batch.blocks import read_part
 from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
 from patchlight.batch.overlay import overlay_name
 from patchlight.batch.report import current_pictures, thumbnail_name
 from patchlight.batch.rows import NAMED, Row, error_row
 from patchlight.batch.video import forget_frames
-from patchlight.batch.work import Stamp, stamp_of
+from patchlight.batch.work import Stamp, readers, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing, writing
 from patchlight.images.containers import is_elsewhere
@@ -242,6 +246,7 @@ class ResultFolder:
         self.finished = self._own / "finished.json"
         self.anew = self._own / "anew"
         self.part = self._own / "part.json"
+        self.parts = self._own / "parts"
 
     @property
     def is_begun(self) -> bool:
@@ -417,6 +422,39 @@ class ResultFolder:
                 (self.path / name).unlink()
         for each in (self._named, self._journal, self.looks, self.part, self.finished):
             each.unlink(missing_ok=True)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def note_row(self, journal: Journal, photo: Input, stamp: Stamp | None, row: Row, **said: Any) -> None:
+        """Write a row into the journal, and remove the crops of the row before that are not its own; `said` is what
+        `Journal.append` takes."""
+        entry = journal.entries.get(photo.file)
+        if entry is not None and row["reason"] not in UNREACHABLE:  # else they may be all that is left of it
+            self.remove_crops(set(entry.crops) - set(row["crops"]))
+        able = readers() if row["reason"] == "unsupported" else None
+        journal.append(photo, stamp, row, sizes=self.sizes(row["crops"]), readers=able, **said)
+
+    def take_part(self, path: Path, journal: Journal) -> int:
+        """Move the rows of a part, see blocks.py, into the journal; how many these are."""
+        count = 0
+        for photo, record, array in read_part(path):
+            self._take(journal, photo, record, array)
+            count += 1
+        self._sync(journal)
+        path.unlink()
+        return count
+
+    def take_parts(self, journal: Journal) -> None:
+        """Those that were written after the run that is responsible for them had come to an end."""
+        for path in sorted(self.parts.glob("*.parquet")):
+            self.take_part(path, journal)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _take(self, journal: Journal, photo: Input, record: Mapping[str, Any], array: bytes | None) -> None:
+        said = {name: record[name] for name in ("found", "cut", "encoded")}
+        self.note_row(journal, photo, as_stamp(record["stamp"]), record["row"], **said)
+
+    def _sync(self, journal: Journal) -> None:
+        journal.sync()
 
     def remove_crops(self, crops: Iterable[str]) -> None:
         for crop in crops:
@@ -464,7 +502,7 @@ class ResultFolder:
             for row in rows:
                 file.write(json.dumps(row) + "\n")
                 more = [*(_video_cells(row) if videos else ()), *(_burst_cells(row) if bursts else ())]
-                table.write(csv_line([*_cells(row), *more]))
+                table.write(csv_line([*cells_of(row), *more]))
 
 
 def _gone(photos: Iterable[Input], journal: Journal) -> list[str]:
@@ -556,7 +594,8 @@ def _neutral(cell: Any) -> Any:
     return cell
 
 
-def _cells(row: Row) -> list[Any]:
+def cells_of(row: Row) -> list[Any]:
+    """As COLUMNS names them."""
     best: Row = row["boxes"][0] if row["boxes"] else {"xyxy": [None] * 4, "score": None, "cut_off": ()}
     width, height = row["size"] or (None, None)
     about = [row[name] for name in ("path", "status", "reason", "detail")]

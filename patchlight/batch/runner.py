@@ -4,9 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +36,9 @@ from patchlight.remote import as_given, is_remote
 from patchlight.reporting import Progress, Reporter, on_terminal
 from patchlight.signals import asked_to_stop
 from patchlight.weights.load import Loaded, Runs, load_or_given
+
+if TYPE_CHECKING:
+    from patchlight.batch.on_ray import Cluster
 
 
 def crop_photos(
@@ -86,9 +90,18 @@ def _crop(
         how.part is None or settings.scale != "same",
         f"part={how.part!r} does not go with scale='same', which is found by looking at all photos; leave one out",
     )
+    for said, asked_for in (
+        ("burst=True", settings.burst),
+        (f"video={settings.video}", settings.video is not None),
+        ("scale='same'", settings.scale == "same"),
+    ):
+        require(
+            how.on is None or not asked_for,
+            f"{said} does not go with on={how.on!r}, where each photo is for itself; leave one out",
+        )
     if settings.video is not None:
         pyav()  # if it is missing, before anything is written
-    device = resolve_device(how.device) if isinstance(model, str | PathLike) else how.device
+    device = device_here(how, model)
     folder = ResultFolder(out)
     if any(is_remote(as_given(path)) for path in paths):
         reporter.progress(Progress(what="listing photos"))
@@ -96,9 +109,14 @@ def _crop(
     inputs = find_photos(paths, folder.path, folder.known_files, suffixes)
     overrides = _said_of(inputs, folder, settings)
     with folder.held(), asked_to_stop() as asked, Pool(how.workers) as pool, contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(cluster_of(how))
         loaded, kind = loaded_on(model, device), None
         jpegtran = which("jpegtran") if settings.lossless and not settings.boxes_only else None
-        if settings.engine != "none" and isinstance(model, str | PathLike):
+        if (
+            settings.engine != "none"
+            and isinstance(model, str | PathLike)
+            and (cluster is None or cluster.device == "cpu")
+        ):
             kind = _engine_to_take(loaded, settings, folder, len(inputs.photos), anew=how.overwrite)
         if kind is not None:
             made_with = made_with_of(settings, how.part, loaded, jpegtran, kind)
@@ -113,6 +131,7 @@ def _crop(
             reporter.tell(f"{folder.path}: was started over with these settings and interrupted; continuing")
         journal = folder.begin(made_with, overwrite=how.overwrite)
         stack.callback(journal.close)
+        folder.take_parts(journal)
         folder.note_named(inputs.named)
         given = {
             "photos": [os.fspath(path) for path in paths],
@@ -143,10 +162,12 @@ def _crop(
         if settings.burst:
             book = FrameStore(folder.looks)
             stack.callback(book.close)
+        if cluster is not None:
+            how = cluster.writes(how, len(inputs.photos), reporter)
         run = CropRun(folder, journal, inputs, settings, how, detector, pool, asked, reporter, overrides)
         finder = Finder(detector, how.batch_size, reporter)
         pipeline = CropPipeline(run, finder, settings.cut(jpegtran), book)
-        computed = pipeline.work()
+        computed = pipeline.work(None if cluster is None else partial(cluster.work, pipeline))
         gone = folder.note_gone(inputs.photos, journal)
         pruned = folder.prune(journal) if how.prune else 0
         if not computed and not gone and (earlier := earlier_summary(run)):
@@ -210,6 +231,22 @@ def _noteworthy(detector: Detector, settings: CropSettings, jpegtran: str | None
             "lossless: jpegtran is not installed (apt install libjpeg-turbo-progs, or brew install jpeg-turbo), so "
             "JPEGs are re-encoded with their own tables"
         )
+
+
+def cluster_of(how: CropRunSettings) -> contextlib.AbstractContextManager["Cluster | None"]:
+    """The machines that do the work, where these are others."""
+    if how.on is None:
+        return contextlib.nullcontext()
+    from patchlight.batch.on_ray import connected  # which imports this
+
+    return connected(how)
+
+
+def device_here(how: CropRunSettings, model: str | PathLike[str] | Loaded | Runs) -> torch.device | str | None:
+    """Where the model is loaded here."""
+    if how.on is not None:
+        return "cpu" if isinstance(model, str | PathLike) else None
+    return resolve_device(how.device) if isinstance(model, str | PathLike) else how.device
 
 
 def loaded_on(model: str | PathLike[str] | Loaded | Runs, device: torch.device | str | None) -> Loaded:

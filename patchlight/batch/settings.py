@@ -150,10 +150,11 @@ class CropRunSettings:
     workers: int = 2  # processes that read and cut; 0 for none
     batch_size: int = 32  # photos that a GPU looks at together
     overwrite: bool = False  # begin anew in a folder with other settings
-    formats: Sequence[str] = ()  # further files: json, csv, megadetector, coco
+    formats: Sequence[str] = ()  # further files: json, csv, parquet, megadetector, coco
     report: bool = True  # report.html and its thumbnails
     thumbs: bool = True  # the thumbnails of the report
     part: str | None = None  # "3/64": the third of 64 fixed shares of the photos, for a machine each; see `merge`
+    on: str | None = None  # "ray" or "ray:HOST:PORT": the machines of a Ray cluster do it, see on_ray.py
     prune: bool = False  # remove the crops of photos that are gone
     overlay: bool = False  # pictures with heat and boxes over each photo
 
@@ -162,6 +163,14 @@ class CropRunSettings:
             value = getattr(self, name)
             require(type(value) is int and value >= least, f"{name}={value} must be {least} or more")
         Part.parse(self.part)
+        if self.on is not None:
+            require(
+                re.fullmatch(r"ray(:auto|:[^:/]+:[0-9]+)?", self.on) is not None,
+                f"on={self.on!r} is not known; it is ray, or ray:HOST:PORT with the address of a cluster",
+            )
+            require(
+                self.part is None, f"part={self.part!r} does not go with on={self.on!r}, which shares out by itself"
+            )
         require(not isinstance(self.formats, str), f"formats={self.formats!r} is one word; give a list of them")
         for each in self.formats:
             check_format(each)

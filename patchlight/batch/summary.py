@@ -12,11 +12,11 @@ from typing import Any, get_args
 from patchlight.batch.formats import Format, export, file_of
 from patchlight.batch.inputs import Input
 from patchlight.batch.overlay import draw_overlay, overlay_mark, overlay_name
-from patchlight.batch.pipeline import CropRun, result_of, sorted_into
+from patchlight.batch.pipeline import CropRun, sorted_into
 from patchlight.batch.report import mark_of, thumbnail_name, write_report
 from patchlight.batch.results import digest, links_in, read_json, remove_empty, set_links, size_of
 from patchlight.batch.rows import Row
-from patchlight.batch.work import make_thumbnail, stamp_of
+from patchlight.batch.work import make_thumbnail, result_of, stamp_of
 from patchlight.files import writing
 from patchlight.images.containers import is_elsewhere
 from patchlight.weights.load import Loaded

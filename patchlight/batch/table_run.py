@@ -8,8 +8,9 @@ TABLE.run/   what a run goes on with: run.json, named.json, part.json, journal.j
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,12 @@ from patchlight.batch.readers import (
     as_type,
     features_of,
 )
-from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, digest, read_json
+from patchlight.batch.results import TRANSIENT, Journal, ResultFolder, as_stamp, digest, read_json
 from patchlight.batch.rows import VERSION, Row
-from patchlight.batch.runner import loaded_on, made_with_of
+from patchlight.batch.runner import cluster_of, device_here, loaded_on, made_with_of
 from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.tables import Layout, kind_of, write_table
 from patchlight.batch.work import is_unchanged, stamp_of
-from patchlight.devices import resolve_device
 from patchlight.errors import PatchlightError
 from patchlight.files import writing
 from patchlight.images.crop import Cut
@@ -158,12 +158,13 @@ def _to_table(
     how = replace(how or CropRunSettings(), report=False)
     with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
         kind_of(Path(out), arrays=reader_type is FeatureReader)
-        device = resolve_device(how.device) if isinstance(model, str | os.PathLike) else how.device
+        device = device_here(how, model)
         folder = TableFolder(Path(out))
         if any(is_remote(as_given(path)) for path in paths):
             heard.progress(Progress(what="listing photos"))
         inputs = find_photos(paths, folder.path, folder.known_files)
         with folder.held(), asked_to_stop() as asked, Pool(how.workers) as pool, contextlib.ExitStack() as stack:
+            cluster = stack.enter_context(cluster_of(how))
             loaded = loaded_on(model, device)
             for note in loaded.notes:
                 heard.tell(f"{loaded.provenance.source}: {note}")
@@ -171,6 +172,7 @@ def _to_table(
             journal = folder.started(made_with_of(settings, how.part, loaded), reader.layout, overwrite=how.overwrite)
             stack.callback(journal.close)
             stack.callback(folder.values.close)
+            folder.take_parts(journal)
             folder.note_named(inputs.named)
             inputs, part = take_part(inputs, how.part)
             if part is not None:
@@ -179,7 +181,7 @@ def _to_table(
                 folder, journal, inputs, CropSettings(boxes_only=True), how, reader.detector, pool, asked, heard
             )
             pipeline = TablePipeline(run, reader, folder, journal, whole=not settings.fast_decode)
-            computed = pipeline.work()
+            computed = pipeline.work(None if cluster is None else partial(cluster.work, pipeline))
             return finish_table(folder, journal, inputs, reader.layout, run.each, computed, pipeline.seconds)
 
 
@@ -257,6 +259,16 @@ class TableFolder(ResultFolder):
     def open_values(self, layout: Layout) -> None:
         self.values = Values(self._values, layout)
 
+    def _take(self, journal: Journal, photo: Input, record: Mapping[str, Any], array: bytes | None) -> None:
+        values = self.values
+        numbers = None if array is None else np.frombuffer(array, values.dtype).reshape(values.shape)
+        at = None if numbers is None else values.append(numbers)
+        journal.append(photo, as_stamp(record["stamp"]), record["row"] | {"at": at})
+
+    def _sync(self, journal: Journal) -> None:
+        self.values.sync()  # before the rows that rest on them
+        super()._sync(journal)
+
     def _forget(self) -> None:
         super()._forget()
         self._values.unlink(missing_ok=True)
@@ -285,27 +297,23 @@ class TablePipeline(CropPipeline):
         photo.row = about | {"width": width, "height": height, "crops": []} | found.columns | {"array": found.array}
         photo.done = True
 
-    def _leave(self) -> list[_Photo]:
-        gone = []
-        while self.line and self.line[0].done:
-            photo = self.line.popleft()
-            gone.append(photo)
-            assert photo.row is not None
-            array = photo.row.pop("array", None)
-            row = photo.row if photo.row["status"] == "ok" else _failed(photo.row)
-            row["at"] = None if array is None else self.values.append(array)
-            self.journal.append(photo.input, photo.stamp, row)
-            self.written += 1
-        return gone
+    def _write(self, photo: _Photo) -> None:
+        row, array = row_and_array(photo)
+        row["at"] = None if array is None else self.values.append(array)
+        self.journal.append(photo.input, photo.stamp, row)
 
     def _sync(self) -> None:
         self.values.sync()  # before the rows that rest on them
         super()._sync()
 
 
-def _failed(row: Row) -> Row:
+def row_and_array(photo: _Photo) -> tuple[Row, npt.NDArray[Any] | None]:
+    """What a photo that leaves the line says in a table."""
+    assert photo.row is not None
+    if photo.row["status"] == "ok":
+        return photo.row, photo.row.pop("array")
     names = ("version", "path", "status", "reason", "detail")
-    return {name: row[name] for name in names} | {"crops": []}
+    return {name: photo.row[name] for name in names} | {"crops": []}, None
 
 
 def finish_table(

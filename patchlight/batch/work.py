@@ -5,18 +5,23 @@ Nothing here imports torch, which would take each run more than a second of a co
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from patchlight import __version__
 from patchlight.batch.frames import Frame, frame_picture, is_night, pack_picture, picture_config, read_frame
 from patchlight.batch.inputs import Input, crop_name
+from patchlight.batch.pool import NoWorkers, WorkerDied
 from patchlight.batch.report import mark_of, thumbnail
 from patchlight.config import PreprocessConfig
-from patchlight.files import replacing, writing
+from patchlight.files import Unwritable, replacing, writing
 from patchlight.geometry import Box, Size, View
 from patchlight.images.containers import is_elsewhere, stamp_elsewhere
 from patchlight.images.crop import Crop, Cut, cut_out, write_crop
@@ -64,6 +69,33 @@ class Crops:
     """What each shows, as rows say it."""
     encoded: int
     """How many are of a JPEG, and were encoded anew."""
+
+
+def result_of(future: "Future[Any]") -> Any:
+    """What a worker says, where it said anything."""
+    try:
+        return future.result()
+    except WorkerDied:
+        return Failed("crashed", "the process that read it died: it is damaged in an unusual way, or memory was short")
+    except (NoWorkers, Unwritable):
+        raise
+    except Exception as error:  # whatever a photo can do, it does it to itself alone
+        return Failed("crashed", crashed(error))
+
+
+def crashed(error: Exception) -> str:
+    """What an error says, in a line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+@cache
+def readers() -> str:
+    """What can be read here, by the libraries that are installed."""
+    try:
+        heic = version("pillow-heif")
+    except PackageNotFoundError:
+        heic = "none"
+    return f"patchlight {__version__}, pillow {version('pillow')}, pillow-heif {heic}"
 
 
 def stamp_of(file: str) -> Stamp | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from patchlight.commands.options import check_engine_alone, parse_share
+from patchlight.commands.options import On, check_engine_alone, parse_share
 from patchlight.errors import PatchlightError, and_more
 from patchlight.files import printable
 
@@ -88,11 +88,13 @@ def crop(
     part: Annotated[
         str | None, typer.Option(metavar="3/64", help="A fixed share of the photos, the third of 64; see merge.")
     ] = None,
+    on: On = None,
     lossless: Annotated[
         bool, typer.Option("--lossless", help="Cut JPEGs at block edges, without re-encoding.")
     ] = False,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="Also write json, csv, megadetector or coco; repeatable.")
+        list[str] | None,
+        typer.Option("--format", help="Also write json, csv, parquet, megadetector or coco; repeatable."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start over in a folder whose run has other settings.")
@@ -157,6 +159,7 @@ def crop(
             report=not no_report,
             thumbs=not no_thumbs,
             part=part,
+            on=on,
             prune=prune,
         )
         summary = crop_photos(paths, out, settings, how, model=computing)
@@ -171,7 +174,20 @@ _FLAGS = {
     name: f"--{name.replace('_', '-')}"
     for name in (
         *("out", "method", "subjects", "margin", "aspect", "size", "min_area", "second_look", "tiles", "burst"),
-        *("boxes_only", "lossless", "format", "workers", "device", "part", "engine", "pad", "fill", "scale", "cutout"),
+        *(
+            "boxes_only",
+            "lossless",
+            "format",
+            "workers",
+            "device",
+            "part",
+            "on",
+            "engine",
+            "pad",
+            "fill",
+            "scale",
+            "cutout",
+        ),
         *("background", "sort", "boxes", "empty_below", "video"),
     )
 } | {"batch_size": "--batch"}

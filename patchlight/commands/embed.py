@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from patchlight.commands.crop import print_summary, with_flags
-from patchlight.commands.options import AsJson, Batch, Device, Fast, Overwrite, Part, Workers, parse_share
+from patchlight.commands.options import AsJson, Batch, Device, Fast, On, Overwrite, Part, Workers, parse_share
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
 
@@ -28,6 +28,7 @@ def embed(
     fast_decode: Fast = False,
     index: Annotated[bool, typer.Option("--index", help="Also write an index of nearest neighbours.")] = False,
     part: Part = None,
+    on: On = None,
     overwrite: Overwrite = False,
     workers: Workers = 2,
     batch: Batch = 32,
@@ -44,7 +45,7 @@ def embed(
 
     try:
         settings = EmbedSettings(features=features, dtype=dtype, fast_decode=fast_decode)
-        how = CropRunSettings(device=device, workers=workers, batch_size=batch, overwrite=overwrite, part=part)
+        how = CropRunSettings(device=device, workers=workers, batch_size=batch, overwrite=overwrite, part=part, on=on)
         if index:
             faiss()
         summary = embed_photos(paths, out, settings, how, model=model)

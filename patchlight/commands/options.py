@@ -25,6 +25,12 @@ Like = Annotated[
 Part = Annotated[
     str | None, typer.Option(metavar="3/64", help="A fixed share of the photos, the third of 64; see merge.")
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[:HOST:PORT]", help="Run on the machines of a Ray cluster; all must see photos and --out."
+    ),
+]
 Workers = Annotated[int, typer.Option(parser=int, help="Processes that read photos.")]
 Batch = Annotated[int, typer.Option(parser=int, help="Photos in one batch on a GPU.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start over where a run has other settings.")]

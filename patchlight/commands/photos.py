@@ -13,6 +13,7 @@ from patchlight.commands.options import (
     Device,
     EngineFolder,
     Like,
+    On,
     Overwrite,
     Part,
     Settings,
@@ -36,6 +37,7 @@ def classify(
         typer.Option(metavar="TABLE", help="A .parquet, .csv, .jsonl, ... to write instead; run again to resume."),
     ] = None,
     part: Part = None,
+    on: On = None,
     overwrite: Overwrite = False,
     workers: Workers = 2,
     settings: Settings = None,
@@ -47,8 +49,8 @@ def classify(
 ) -> None:
     """What photos show, by a checkpoint with a head: group and name, where they are sure, and the likeliest classes."""
     changes = parse_settings(settings or [])
-    if out is None and (part is not None or overwrite):
-        raise PatchlightError("--part and --overwrite are of tables; name one with --out")
+    if out is None and (part is not None or on is not None or overwrite):
+        raise PatchlightError("--part, --on and --overwrite are of tables; name one with --out")
 
     from patchlight.batch.inputs import find_photos, stands_for_several
     from patchlight.classification import classify as classify_photo
@@ -57,7 +59,8 @@ def classify(
     from patchlight.weights.load import load, load_or_given
 
     if engine is None:
-        loaded = load(model, weights=weights, like=like, device=resolve_device(device), **changes)
+        here = resolve_device(device) if on is None else "cpu"
+        loaded = load(model, weights=weights, like=like, device=here, **changes)
     else:
         from patchlight.deploy.engines import load_engine
 
@@ -68,8 +71,9 @@ def classify(
         from patchlight.batch.settings import CropRunSettings
         from patchlight.batch.table_run import classify_photos
 
-        how = CropRunSettings(part=part, overwrite=overwrite, workers=workers)
         try:
+            there = None if on is None else device
+            how = CropRunSettings(device=there, part=part, on=on, overwrite=overwrite, workers=workers)
             summary = classify_photos(photos, out, ClassifySettings(top=top), how, model=loaded)
         except PatchlightError as error:
             raise PatchlightError(with_flags(str(error))) from None

@@ -37,6 +37,7 @@ WALLS: dict[str, str | tuple[str, ...]] = {
     "onnxruntime": "deploy/",
     "openvino": "deploy/",
     "nncf": "deploy/",
+    "ray": "batch/on_ray.py",
     "typer": ("cli.py", "commands/"),
     "timm": "(nowhere)",
     "transformers": "(nowhere)",
