@@ -11,6 +11,7 @@ actor is killed at a quarter and one node at the half; all three folders have to
 
 Efficiency is work done per CPU second, ours on Ray by the local runner's: CPU seconds of all processes that a run has
 (Ray's own among them), from the first rows that are there to the last, so without start-up, which is given beside it.
+It takes thousands of photos to mean much: when the first rows are there, Ray has some blocks of 64 half done already.
 Rates by the clock are given, too, and mean something on a quiet machine only; the load is printed.
 """
 
