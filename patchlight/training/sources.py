@@ -1,7 +1,6 @@
 """Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, CIFAR-10."""
 
 import csv
-import json
 import math
 import os
 import stat
@@ -18,7 +17,9 @@ import torch
 
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
+from patchlight.images.containers import tar_members
 from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
+from patchlight.json_config import parse_json
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note
 from patchlight.training.marks import Corners, Marks, make_marks, small_mask
@@ -396,8 +397,8 @@ def _read_box(corners: Sequence[Any]) -> Corners | None:
 def _read_boxes(listed: str) -> list[Corners] | None:
     """None if the text is no list of boxes."""
     try:
-        values = json.loads(listed)
-    except (ValueError, RecursionError):
+        values = parse_json(listed)
+    except ValueError:
         return None
     if not isinstance(values, list):
         return None
@@ -437,8 +438,10 @@ def _read_mask(path: Path) -> npt.NDArray[np.uint8] | str:
 def _in_order(labels: Iterable[str]) -> list[str]:
     """Each once: by number if all are numbers, else by name."""
     distinct = set(labels)
-    numbers = all(label.isascii() and label.isdecimal() for label in distinct)
-    return sorted(distinct, key=lambda label: (int(label) if numbers else 0, label))
+    if not all(label.isascii() and label.isdecimal() for label in distinct):
+        return sorted(distinct)
+    # By their digits, of which there may be more than Python makes a number of.
+    return sorted(distinct, key=lambda label: (len(label.lstrip("0")), label.lstrip("0"), label))
 
 
 # Tar shards
@@ -494,7 +497,7 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
     labels: dict[str, str | None] = {}
     try:
         with tarfile.open(path, "r:") as archive:
-            for member in archive:
+            for member in tar_members(archive):
                 folder, _, base = member.name.rpartition("/")
                 if not member.isreg() or member.issparse() or _hidden(base):
                     continue
@@ -509,9 +512,10 @@ def _index_shard(shard: int, path: Path, notes: list[Note], *, labelled: bool) -
                     content = archive.extractfile(member)
                     label = _shard_label(suffix, content.read() if content is not None else b"")
                     labels[key] = labels.get(key) or label
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except Exception as error:  # whatever a damaged file leads tarfile into
+        reason = " ".join(str(error).split())[:160]
         raise PatchlightError(
-            f"{path}: is not a whole, uncompressed tar file ({error}); make or fetch it again"
+            f"{path}: is not a whole, uncompressed tar file ({reason}); make or fetch it again"
         ) from None
     found = {}
     for key, (name, start, size) in photos.items():
@@ -529,7 +533,7 @@ def _shard_label(suffix: str, content: bytes) -> str | None:
         text = content.decode("utf-8").strip()
         if suffix == ".cls":
             return text
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         return None
     label = values.get("label", values.get("cls")) if isinstance(values, dict) else None
@@ -577,7 +581,7 @@ def _open_cifar10(paths: Sequence[Path]) -> Dataset:
     labels = [label for _, labels_here in read for label in labels_here]
     if suffix == ".png":
         try:
-            labels = json.loads((folder / f"{part}_lables.json").read_text())
+            labels = parse_json((folder / f"{part}_lables.json").read_text())
         except ValueError as error:
             raise _not_cifar10(folder / f"{part}_lables.json", str(error)) from None
     count = _CIFAR10_IMAGES * len(paths)
