@@ -42,6 +42,7 @@ class JsonConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
+        check_whole(cls, values)
         return cls(**{name: as_tuple(value) for name, value in values.items()})
 
     def to_json(self) -> str:
@@ -66,6 +67,13 @@ def check_names(config_type: type, settings: dict[str, Any]) -> None:
             hint = other_name(name, names)
             hint = hint or (f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}")
             raise PatchlightError(f"unknown setting {name!r:.80} for {config_type.__name__}; {hint}")
+
+
+def check_whole(config_type: type, settings: dict[str, Any]) -> None:
+    """Refuse settings among which one is missing that has no default."""
+    for field in dataclasses.fields(config_type):
+        given = field.name in settings or field.default_factory is not dataclasses.MISSING
+        require(given or field.default is not dataclasses.MISSING, f"{config_type.__name__} needs {field.name!r}")
 
 
 def check_types(config: Any, skip: typing.Container[str] = ()) -> None:

@@ -13,7 +13,15 @@ from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
-from patchlight.json_config import JsonConfig, check_names, check_types, field_names, require, require_within
+from patchlight.json_config import (
+    JsonConfig,
+    check_names,
+    check_types,
+    check_whole,
+    field_names,
+    require,
+    require_within,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -351,6 +359,7 @@ class TrainConfig(JsonConfig):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         check_names(cls, values)
+        check_whole(cls, values)
         nested = {name: kind.from_dict for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
         if "model" in nested:
             nested["model"] = config_from_dict
