@@ -363,7 +363,7 @@ class TrainConfig(JsonConfig):
         nested = {name: kind.from_dict for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
         if "model" in nested:
             nested["model"] = config_from_dict
-        if values.get("distill") and "teacher" not in values["distill"]:
+        if isinstance(values.get("distill"), dict) and "teacher" not in values["distill"]:
             raise PatchlightError("distillation needs distill.teacher: what patchlight.load takes")
         return cls(**values | {name: read(values[name]) for name, read in nested.items()})
 

@@ -205,6 +205,10 @@ def test_an_exported_model_with_a_damaged_manifest(tmp_path: Path, name: str, va
 def test_settings_that_lack_one() -> None:
     with pytest.raises(PatchlightError, match="needs 'model'"):
         TrainConfig.from_json("{}")
+    whole = {"model": {}, "data": {"train": "x"}, "preprocess": {}}
+    for wrong in ({"distill": 7}, {"data": 7}, {"data": {}}, {"model": []}):
+        with pytest.raises(PatchlightError):
+            TrainConfig.from_json(json.dumps(whole | wrong))
 
 
 def test_numbers_and_names_without_end() -> None:
