@@ -210,15 +210,27 @@ def hashed_lines(report: dict[str, Any]) -> Iterator[str]:
             yield f"{name}=={version} --hash=sha256:{each['download_info']['archive_info']['hashes']['sha256']}"
 
 
-def hashes() -> int:
-    """From PyPI alone, whatever else this machine's pip looks into."""
+def _resolved(*what: str) -> dict[str, Any]:
+    """What pip would install, and from which files."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        what = [".[dev]", "hatchling", "timm", "torchvision"]
         options = ["--dry-run", "--ignore-installed", "--quiet", "--only-binary", ":all:", "--report", str(report)]
-        command = [sys.executable, "-m", "pip", "install", "--isolated", *options, "-c", str(CONSTRAINTS), *what]
-        subprocess.run(command, check=True, cwd=ROOT)
-        lines = list(hashed_lines(json.loads(report.read_text())))
+        subprocess.run([sys.executable, "-m", "pip", "install", "--isolated", *options, *what], check=True)
+        return json.loads(report.read_text())  # type: ignore[no-any-return]
+
+
+def hashes() -> int:
+    """From PyPI alone, whatever else this machine's pip looks into. The pins are taken as they are; what torch and the
+    build need besides, such as CUDA's libraries, pip finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder) / "pins.txt"
+        pins.write_text("".join(line for line in CONSTRAINTS.open() if not line.startswith("torch==")))
+        lines = sorted(
+            {
+                *hashed_lines(_resolved("--no-deps", "-r", str(pins))),
+                *hashed_lines(_resolved("-c", str(CONSTRAINTS), "torch", "hatchling")),
+            }
+        )
     platform = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}"
     HASHED.write_text(
         f"# What the tests install, by the hash of each file: for {platform}, x86-64.\n"

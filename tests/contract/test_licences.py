@@ -58,6 +58,15 @@ def test_the_bill_of_a_wheel(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "rich-0-py3-none-any.cdx.json").read_text()) == bill
 
 
+def test_a_line_has_the_hash_of_its_file() -> None:
+    """Of pip's report, which also has the project itself."""
+    file = {"download_info": {"archive_info": {"hashes": {"sha256": "ab" * 32}}}}
+    names = {"typing_extensions": "4.1", "Flask": "3", "patchlight": "0.2.0"}
+    report = {"install": [file | {"metadata": {"name": name, "version": number}} for name, number in names.items()]}
+    lines = list(supply_chain.hashed_lines(report))
+    assert lines == [f"flask==3 --hash=sha256:{'ab' * 32}", f"typing-extensions==4.1 --hash=sha256:{'ab' * 32}"]
+
+
 def test_an_audit_that_cannot_ask_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Done:
         stdout, stderr = "", "Traceback\nConnectionError: no route to host\n"
