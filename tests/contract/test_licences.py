@@ -67,6 +67,23 @@ def test_a_line_has_the_hash_of_its_file() -> None:
     assert lines == [f"flask==3 --hash=sha256:{'ab' * 32}", f"typing-extensions==4.1 --hash=sha256:{'ab' * 32}"]
 
 
+def test_the_hashed_versions_are_those_of_the_constraints() -> None:
+    pins = dict(line.lower().replace("_", "-").split("==") for line in pinned(ROOT / "constraints.txt"))
+    hashed = {}
+    for line in pinned(ROOT / "requirements-tests.txt"):
+        pin, digest = line.split(" --hash=sha256:")
+        assert len(digest) == 64
+        name, version = pin.split("==")
+        hashed[name] = version
+    missing = pins.keys() - hashed.keys()
+    assert not missing, f"python scripts/supply_chain.py hashes (for {missing})"
+    assert {name: hashed[name] for name in pins} == pins, "python scripts/supply_chain.py hashes"
+
+
+def pinned(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
 def test_an_audit_that_cannot_ask_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Done:
         stdout, stderr = "", "Traceback\nConnectionError: no route to host\n"
