@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-fast check docs wheel format clean
+.PHONY: demo test test-fast check docs wheel audit format clean
 
 demo: .venv/installed
 	$(BIN)/patchlight crop demo --out out/demo
@@ -27,17 +27,26 @@ check: .venv/installed-dev
 docs: .venv/installed-docs
 	$(BIN)/python docs/make_site.py
 
-# What `pip install patchlight` will give: built, installed into an empty environment, and used in an empty folder.
+# What `pip install patchlight` will give: built, installed into an empty environment, and used in an empty folder; and
+# beside it an SBOM of what came with it there.
 wheel: .venv/installed-dev
 	rm -rf out/wheel
 	$(BIN)/python -m build --outdir out/wheel .
 	$(PYTHON) -m venv out/wheel/venv
 	out/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt out/wheel/*.whl
+	out/wheel/venv/bin/python scripts/supply_chain.py sbom out/wheel/*.whl
 	mkdir out/wheel/empty
 	cd out/wheel/empty && ../venv/bin/patchlight crop ../../../demo --out cropped && test -s cropped/report.html
 	cd out/wheel/empty && ../venv/bin/patchlight recipes --copy recipes && test -s recipes/cifar10.py
 	cd out/wheel/empty && ../venv/bin/python -c "import pathlib, patchlight; \
 	  assert 'wheel' in patchlight.__file__; assert pathlib.Path(patchlight.__file__).with_name('py.typed').exists()"
+
+# The licences of what comes with Patchlight, and what is known against it: asks a service, and says so where it cannot.
+audit: .venv/installed
+	$(BIN)/python scripts/supply_chain.py licences
+	$(PYTHON) -m venv out/audit
+	out/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	out/audit/bin/python scripts/supply_chain.py audit
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

@@ -4,14 +4,13 @@ Both work in stages: each halves the grid of the one before it and is wider. Not
 """
 
 import itertools
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from patchlight.config import ArchitectureConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
-from patchlight.json_config import as_tuple, check_names, check_types, form_sizes, require
+from patchlight.json_config import as_tuple, check_names, check_types, form_sizes, parse_json, require
 
 SwinName = Literal["swin-T", "swin-S", "swin-B", "swin-L", "swinv2-T", "swinv2-S", "swinv2-B"]
 ConvNeXtName = Literal[
@@ -355,7 +354,7 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
     architecture = values.get("architecture", ViTConfig.architecture)
     require(
         isinstance(architecture, str) and architecture in CONFIGS,
-        f"architecture={architecture!r} is not known; it is one of {', '.join(CONFIGS)}",
+        f"architecture={architecture!r:.80} is not known; it is one of {', '.join(CONFIGS)}",
     )
     return CONFIGS[architecture].from_dict(values)
 
@@ -363,7 +362,7 @@ def config_from_dict(values: dict[str, Any]) -> ModelConfig:
 def config_from_json(text: str) -> ModelConfig:
     """As `config_from_dict`, from the text of a file."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError as error:
         raise PatchlightError(f"the config is not valid JSON: {error}") from None
     require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")

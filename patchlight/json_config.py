@@ -6,7 +6,7 @@ Nothing here imports torch, so that the command line answers at once.
 import dataclasses
 import difflib
 import json
-import math
+import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -14,6 +14,14 @@ from typing import Any, Literal
 
 from patchlight.errors import PatchlightError
 from patchlight.other_names import other_name
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value; raises ValueError for what is no JSON, or too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 class JsonConfig:
@@ -34,6 +42,7 @@ class JsonConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         """The inverse of `to_dict`; a setting that is left out keeps its default, an unknown one raises."""
+        check_whole(cls, values)
         return cls(**{name: as_tuple(value) for name, value in values.items()})
 
     def to_json(self) -> str:
@@ -42,7 +51,7 @@ class JsonConfig:
     @classmethod
     def from_json(cls, text: str) -> typing.Self:
         try:
-            values = json.loads(text)
+            values = parse_json(text)
         except ValueError as error:
             raise PatchlightError(f"the config is not valid JSON: {error}") from None
         require(isinstance(values, dict), f"the config must be a JSON object, not {type(values).__name__}")
@@ -57,7 +66,14 @@ def check_names(config_type: type, settings: dict[str, Any]) -> None:
             nearest = difflib.get_close_matches(str(name), names, n=1)
             hint = other_name(name, names)
             hint = hint or (f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}")
-            raise PatchlightError(f"unknown setting {name!r} for {config_type.__name__}; {hint}")
+            raise PatchlightError(f"unknown setting {name!r:.80} for {config_type.__name__}; {hint}")
+
+
+def check_whole(config_type: type, settings: dict[str, Any]) -> None:
+    """Refuse settings among which one is missing that has no default."""
+    for field in dataclasses.fields(config_type):
+        given = field.name in settings or field.default_factory is not dataclasses.MISSING
+        require(given or field.default is not dataclasses.MISSING, f"{config_type.__name__} needs {field.name!r}")
 
 
 def check_types(config: Any, skip: typing.Container[str] = ()) -> None:
@@ -66,7 +82,7 @@ def check_types(config: Any, skip: typing.Container[str] = ()) -> None:
         if name in skip:
             continue
         value = getattr(config, name)
-        require(_fits(value, hint), f"{name}={value!r} should be {_spell(hint)}")
+        require(_fits(value, hint), f"{name}={value!r:.200} should be {_spell(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -80,7 +96,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         return type(value) is tuple and len(value) == len(arguments) and all(map(_fits, value, arguments))
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # JSON's whole numbers have no end
     return type(value) is hint  # exactly, since True is an int
 
 

@@ -1,7 +1,6 @@
 """The parts of a run joined, as if one machine had done it all: the same rows, crops, table and report."""
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from patchlight.batch.inputs import CORRECTIONS, Input, Inputs
 from patchlight.batch.overlay import overlay_name
+from patchlight.batch.overrides import correction_lines
 from patchlight.batch.parts import joined
 from patchlight.batch.pipeline import CropRun, Stage
 from patchlight.batch.pool import Pool
@@ -173,8 +173,8 @@ def _join_corrections(parts: Sequence[ResultFolder], folder: ResultFolder) -> No
 def _lines_by_photo(path: Path) -> dict[str, list[bytes]]:
     """The corrections of each photo, in their order."""
     said: dict[str, list[bytes]] = {}
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        said.setdefault(json.loads(line)["file"], []).append(line)
+    for line, file, _ in correction_lines(path):
+        said.setdefault(file, []).append(line)
     return said
 
 

@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,6 +22,7 @@ from patchlight.batch.inputs import CORRECTIONS, LABELS
 from patchlight.batch.rows import Row, box_of
 from patchlight.errors import PatchlightError
 from patchlight.files import printable, replacing, writing
+from patchlight.json_config import parse_json
 from patchlight.localizing.decide import Decision
 from patchlight.weights.groups import UNKNOWN
 
@@ -112,16 +113,25 @@ def check_correction(given: Any) -> Override | None:
 
 def read_corrections(folder: Path) -> dict[str, Override]:
     """By the photos' absolute paths."""
-    path, found = folder / CORRECTIONS, dict[str, Override]()
+    found: dict[str, Override] = {}
+    for _, file, override in correction_lines(folder / CORRECTIONS):
+        found.pop(file, None)
+        if override is not None:
+            found[file] = override
+    return found
+
+
+def correction_lines(path: Path) -> Iterator[tuple[bytes, str, Override | None]]:
+    """Each line with the photo that it is about and what it says; None where it gives it back to the model."""
     if not path.exists():
-        return found
+        return
     try:
         *lines, end = path.read_bytes().split(b"\n")
     except OSError as error:
         raise PatchlightError(f"{path}: cannot be read ({error.strerror or error})") from None
     for number, line in enumerate([*lines, end] if _is_json(end) else lines, 1):
         try:
-            given = json.loads(line)
+            given = parse_json(line)
             override = check_correction(given)
             file = given["file"]
             if not isinstance(file, str):
@@ -130,17 +140,14 @@ def read_corrections(folder: Path) -> dict[str, Override]:
             raise PatchlightError(
                 f"{path}: line {number} is not a correction ({error}); correct or remove it"
             ) from None
-        found.pop(file, None)
-        if override is not None:
-            found[file] = override
-    return found
+        yield line, file, override
 
 
 def _is_json(end: bytes) -> bool:
     """Whether what follows the last line end is a line that lacks its own, as some editors write it; else a kill has
     cut it off."""
     try:
-        json.loads(end)
+        parse_json(end)
     except ValueError:
         return False
     return True
@@ -171,7 +178,7 @@ def read_boxes(path: str, base: str, most: int | None) -> dict[str, Override]:
     of a photo."""
     try:
         with open(path, "rb") as file:
-            given = json.load(file)
+            given = parse_json(file.read())
         images, categories = given["images"], given["detection_categories"]
         metadata = given.get("info", {}).get("detector_metadata", {})
         typical = float(metadata.get("typical_detection_threshold", _TYPICAL))
@@ -198,7 +205,7 @@ def read_boxes(path: str, base: str, most: int | None) -> dict[str, Override]:
             found[name] = Override(IMPORTED, decision, tuple(boxes), sureness, max(sure, len(kept[:1])), group)
     except OSError as error:
         raise PatchlightError(f"{printable(path)}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PatchlightError(
             f"{printable(path)}: is not MegaDetector's JSON ({type(error).__name__}: {str(error)[:80]}); "
             "give the file that MegaDetector wrote"

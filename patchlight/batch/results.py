@@ -37,12 +37,13 @@ from patchlight.batch.blocks import read_part
 from patchlight.batch.inputs import WRITTEN_FILES, WRITTEN_FOLDERS, Input
 from patchlight.batch.overlay import overlay_name
 from patchlight.batch.report import current_pictures, thumbnail_name
-from patchlight.batch.rows import NAMED, Row, error_row
+from patchlight.batch.rows import NAMED, Row, check_row, error_row
 from patchlight.batch.video import forget_frames
 from patchlight.batch.work import Stamp, readers, stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing, writing
 from patchlight.images.containers import is_elsewhere
+from patchlight.json_config import parse_json
 from patchlight.remote import as_given, is_remote
 
 TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
@@ -114,7 +115,7 @@ class Lines:
         if not line.endswith(b"\n"):
             return False
         try:
-            self._index(json.loads(line), start)
+            self._index(parse_json(line), start)
         except (ValueError, LookupError, TypeError):
             return False
         return True
@@ -154,8 +155,14 @@ class Journal(Lines):
         self.entries: dict[str, Entry] = {}
         super().__init__(path)
 
+    def _check(self, row: Any) -> None:
+        """Raise for what is no row, see `_index`."""
+        check_row(row)
+
     def _index(self, record: Any, start: int) -> None:
         row = record["row"]
+        self._check(row)
+        _check_names(record["file"], record["place"], row["crops"])
         before = self.entries.get(record["file"]) if row["reason"] in UNREACHABLE else None
         self.entries[record["file"]] = Entry(
             start,
@@ -163,11 +170,11 @@ class Journal(Lines):
             record["place"],
             row["reason"],
             tuple(row["crops"]) if before is None else before.crops,
-            record.get("group"),
-            record.get("encoded", 0),
-            tuple(record.get("sizes", ())),
-            record.get("cut"),
-            record.get("readers"),
+            _as_text(record.get("group")),
+            _as_size(record.get("encoded", 0)) or 0,
+            tuple(map(_as_size, record.get("sizes", ()))),
+            _as_text(record.get("cut")),
+            _as_text(record.get("readers")),
         )
 
     def append(
@@ -209,7 +216,34 @@ class Journal(Lines):
 
 def as_stamp(values: Any) -> Stamp | None:
     """As JSON gives it back."""
-    return None if values is None else (values[0], values[1])
+    if values is None:
+        return None
+    size, time = values
+    if type(size) is not int or type(time) is not int:
+        raise ValueError("a stamp is two whole numbers")
+    return size, time
+
+
+def _as_size(value: Any) -> int | None:
+    if value is not None and type(value) is not int:
+        raise ValueError("a size is a whole number")
+    return value
+
+
+def _as_text(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise ValueError("a mark is a text")
+    return value
+
+
+def _check_names(file: Any, place: Any, crops: Sequence[str]) -> None:
+    """The folder of a run may come from anywhere, and what it calls its crops is overwritten and removed."""
+    texts = isinstance(file, str) and isinstance(place, str) and "\0" not in file + place
+    if not texts or os.path.isabs(place) or ".." in place.split("/"):
+        raise ValueError("these are no names of a photo")
+    for crop in crops:
+        if not crop.startswith("crops/") or ".." in crop.split("/") or "\0" in crop:
+            raise ValueError(f"{crop} is no crop of this folder")
 
 
 MODEL_SOURCE = "model.source"
@@ -272,7 +306,7 @@ class ResultFolder:
         with contextlib.suppress(OSError), self._journal.open("rb") as journal:
             for line in journal:
                 with contextlib.suppress(ValueError, LookupError, TypeError):  # what a kill has cut off
-                    files.add(json.loads(line)["file"])
+                    files.add(parse_json(line)["file"])
         return files
 
     def note_named(self, files: Iterable[str]) -> None:
@@ -546,7 +580,7 @@ def remove_empty(folder: Path) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if there is none, or something else."""
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None

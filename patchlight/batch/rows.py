@@ -4,7 +4,7 @@ A path stands in a row exactly: bytes that are not UTF-8 are surrogates, \\udc80
 """
 
 import base64
-import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import numpy as np
 from patchlight.errors import PatchlightError
 from patchlight.geometry import Box, Size
 from patchlight.images.cutout import HeatMap
+from patchlight.json_config import parse_json
 
 if TYPE_CHECKING:  # worker processes, which read no rows, start sooner without
     from patchlight.localizing.detector import Localization
@@ -83,6 +84,55 @@ def box_of(xyxy: tuple[float, float, float, float], score: float, confidence: fl
     }
 
 
+def check_row(row: Any) -> None:
+    """Raise ValueError, LookupError or TypeError for what is no row as `row_of` and `error_row` make them."""
+    if not isinstance(row["path"], str) or "\0" in row["path"] or row["status"] not in ("ok", "error"):
+        raise ValueError("it is of no photo")
+    for name in ("reason", "detail", "decision", "method", "group", "label"):
+        if not isinstance(row[name], str | None):
+            raise ValueError(f"{name} is no text")
+    for name in ("confidence", "group_confidence", "label_confidence"):
+        if row[name] is not None:
+            _check_numbers(name, row[name])
+    for place in row["boxes"]:
+        x0, y0, x1, y1 = place["xyxy"]
+        _check_numbers("boxes", x0, y0, x1, y1, place["score"], place["confidence"])
+        _check_texts("cut_off", place["cut_off"])
+    _check_texts("crops", row["crops"])
+    for cut in row["cuts"]:
+        if type(cut["box"]) is not int:
+            raise ValueError("cuts are of no boxes")
+    for name in ("burst", "video"):
+        if not isinstance(row.get(name), dict | None):
+            raise ValueError(f"{name} is no object")
+    if row.get("burst"):
+        _check_texts("burst", [row["burst"]["id"], row["burst"]["clock"]])
+    if row["status"] == "error":
+        return
+    sides, heat, count = row["size"], row["heat"], row["subjects"]
+    if len(sides) != 2 or type(count) is not int or not all(type(side) is int and 0 < side < 2**31 for side in sides):
+        raise ValueError("it has no size")
+    if row["decision"] is None or row["confidence"] is None:
+        raise ValueError("it has no decision")
+    if heat is not None:
+        h, w = heat["size"]
+        fits = type(h) is type(w) is int and h > 0 and w > 0 and len(heat["levels"]) == (h * w + 2) // 3 * 4
+        if not fits or not re.fullmatch(r"[A-Za-z0-9+/]+={0,2}", heat["levels"]):
+            raise ValueError("its heat is no map")
+        x0, y0, x1, y1 = heat.get("region", (0, 0, 1, 1))
+        _check_numbers("region", x0, y0, x1, y1)
+
+
+def _check_numbers(name: str, *values: Any) -> None:
+    if not all(type(value) in (int, float) and abs(value) < 1e12 for value in values):
+        raise ValueError(f"{name} is no number")
+
+
+def _check_texts(name: str, values: Any) -> None:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{name} is no list of texts")
+
+
 def heat_of(row: Row) -> HeatMap:
     """The heat map of a row that has one."""
     h, w = row["heat"]["size"]
@@ -113,14 +163,16 @@ def read_rows(path: Path) -> Iterator[Row]:
         # Bytes of a name that are not UTF-8 may stand in it as they are, or as JSON's escapes.
         with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             for number, line in enumerate(file, 1):
-                row = _parsed(line)
-                if row is None:
-                    raise PatchlightError(f"{path}: line {number} is not a result; run the command again to repair it")
+                row = _parsed(line, path, number)
                 if row.get("version") != VERSION:
                     raise PatchlightError(
                         f"{path}: line {number} has version {row.get('version')!r} and this program reads {VERSION}; "
                         "run the command again into a new folder"
                     )
+                try:
+                    check_row(row)
+                except (ValueError, LookupError, TypeError) as error:
+                    raise _no_result(path, number, error) from None
                 yield row
     except FileNotFoundError:
         raise PatchlightError(f"{path}: there is no such file; name the folder of a finished run") from None
@@ -128,10 +180,16 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise PatchlightError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def _parsed(line: str) -> Row | None:
+def _parsed(line: str, path: Path, number: int) -> Row:
     try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    good = isinstance(row, dict) and isinstance(row.get("path"), str) and row.get("status") in ("ok", "error")
-    return row if good else None
+        row = parse_json(line)
+    except ValueError as error:
+        raise _no_result(path, number, error) from None
+    if not isinstance(row, dict):
+        raise _no_result(path, number, ValueError("it is no object"))
+    return row
+
+
+def _no_result(path: Path, number: int, error: Exception) -> PatchlightError:
+    what = f"it lacks {error}" if isinstance(error, LookupError) else " ".join(str(error).split())[:80]
+    return PatchlightError(f"{path}: line {number} is not a result ({what}); run the command again to repair it")

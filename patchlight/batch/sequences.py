@@ -24,6 +24,8 @@ from patchlight.batch.frames import Clock, Frame, group_bursts, unpack_picture
 from patchlight.batch.inputs import Input
 from patchlight.batch.results import Lines, as_stamp
 from patchlight.batch.work import Seen, Stamp
+from patchlight.errors import PatchlightError
+from patchlight.files import printable
 from patchlight.geometry import Box, View
 from patchlight.localizing.decide import by_confidence, with_odds
 from patchlight.localizing.detector import SAME_SUBJECT, Detector, Localization, Subject
@@ -84,6 +86,9 @@ class FrameStore(Lines):
 
     def _index(self, record: Any, start: int) -> None:
         height, width = record["view"]["source_size"]
+        texts = [record["file"], record["clock"], *record["camera"]]
+        if not all(isinstance(text, str) for text in texts) or type(record["time"] or 0.0) not in (int, float):
+            raise ValueError("it is no look at a photo")
         camera = (*record["camera"], f"{width}x{height}")
         camera = self._cameras.setdefault(camera, camera)  # thousands of photos have the same
         frame = Frame(camera, record["time"], record["clock"])
@@ -117,6 +122,16 @@ class FrameStore(Lines):
         )
 
     def look(self, file: str, detector: Detector) -> FrameLook:
+        try:
+            return self._look(file, detector)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())[:80]
+            raise PatchlightError(
+                f"{self.path}: what was seen of {printable(file)} is damaged ({reason}); remove this file, and run the "
+                "same command again"
+            ) from None
+
+    def _look(self, file: str, detector: Detector) -> FrameLook:
         record = self._at(self.entries[file].start)
         view: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in record["view"].items()}
         heat_hw = _unpacked(record["heat"])

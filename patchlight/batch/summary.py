@@ -107,6 +107,13 @@ def earlier_summary(run: CropRun) -> CropSummary | None:
 
     What was changed or lost since is to be written again: files are known by their stamps, pictures by their sizes.
     """
+    try:
+        return _earlier_summary(run)
+    except (LookupError, TypeError, AttributeError):  # notes that somebody has changed are written again, too
+        return None
+
+
+def _earlier_summary(run: CropRun) -> CropSummary | None:
     folder, photos = run.folder, run.inputs.photos
     summary = read_json(folder.summary)
     finished = read_json(folder.finished)

@@ -192,6 +192,13 @@ class TableJournal(Journal):
         self.at: dict[str, int | None] = {}
         super().__init__(path)
 
+    def _check(self, row: Any) -> None:
+        at = row["at"]
+        if not isinstance(row["path"], str) or not (at is None or (type(at) is int and at >= 0)):
+            raise ValueError("it is no row of a table")
+        if not isinstance(row["crops"], list) or any(not isinstance(each, str) for each in row["crops"]):
+            raise ValueError("crops are no list of texts")
+
     def _index(self, record: Any, start: int) -> None:
         super()._index(record, start)
         self.at[record["file"]] = record["row"]["at"]

@@ -320,6 +320,7 @@ def _read_arrow(table: Any) -> tuple[Sequence[str], Sequence[str], npt.NDArray[A
     for name in ("path", "status", ARRAY):
         if name not in table.column_names:
             raise PatchlightError(f"it has no column {name!r}; a table of features is what `patchlight embed` writes")
+    table.select(["path", "status", ARRAY]).validate(full=True)  # a false offset would end the process
     about = json.loads((table.schema.metadata or {}).get(b"patchlight", b"{}"))
     column = table.column(ARRAY).combine_chunks()
     column = column.combine_chunks() if hasattr(column, "combine_chunks") else column

@@ -25,6 +25,7 @@ from patchlight.batch.work import stamp_of
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing, writing
 from patchlight.images.decode import MAX_PIXELS
+from patchlight.json_config import parse_json
 
 SUFFIXES = frozenset((".mp4", ".m4v", ".mov", ".avi"))
 
@@ -108,7 +109,7 @@ def _frames_of(av: Any, file: str, folder: Path, rate: float, step: Callable[[st
 def _noted(folder: Path) -> dict[str, Any] | None:
     """The note in a folder of frames; None where there is none, or somebody else's."""
     try:
-        noted = json.loads((folder / _DONE).read_bytes())
+        noted = parse_json((folder / _DONE).read_bytes())
     except (OSError, ValueError):
         return None
     return noted if isinstance(noted, dict) and noted.keys() == _NOTED else None

@@ -26,6 +26,7 @@ from patchlight import __version__
 from patchlight.deploy.engines import MANIFEST, Engine, Format, load_engine, openvino_core
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing
+from patchlight.json_config import parse_json
 from patchlight.localizing.heat import HeatPass
 from patchlight.models.prepack import prepack_linears
 from patchlight.models.vit import ViT
@@ -114,7 +115,7 @@ def chosen_engine(loaded: Loaded, kind: Kind, reporter: Reporter = SILENT) -> En
 def _refused(path: Path) -> str | None:
     """Why its proof did not hold, if it was tried before."""
     try:
-        return str(json.loads(path.read_bytes())["refused"])
+        return str(parse_json(path.read_bytes())["refused"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

@@ -4,21 +4,21 @@ import dataclasses
 import functools
 import hashlib
 import importlib
-import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from patchlight.config import PreprocessConfig
-from patchlight.deploy.graph import Graph
+from patchlight.deploy.graph import Graph, Output, check_outputs
 from patchlight.errors import PatchlightError
 from patchlight.families import config_from_dict
 from patchlight.images.preprocess import Preprocess
+from patchlight.json_config import parse_json
 from patchlight.models.families import make_model
 from patchlight.models.prepack import prepack_linears
 from patchlight.weights.about import groups_of, labels_of, licence_of, subject_of
@@ -48,7 +48,25 @@ RUNTIMES: dict[Format, str] = {
 OPENVINO_HINTS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "f32"}
 """What is computed in; OpenVINO would take bfloat16 by itself where the processor has it."""
 
-_ENTRIES = {"format", "precision", "outputs", "channels", "size", "step", "with_preprocess", "source", "model"}
+
+def _are_sides(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(side) is int and 0 < side < 2**16 for side in value)
+
+
+_ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "format": lambda value: value in FILES,
+    "precision": lambda value: value in OPENVINO_HINTS,
+    "outputs": lambda value: (
+        bool(value) and isinstance(value, list) and all(each in get_args(Output) for each in value)
+    ),
+    "channels": lambda value: type(value) is int and 0 < value < 2**16,
+    "size": lambda value: value is None or _are_sides(value),
+    "step": _are_sides,
+    "with_preprocess": lambda value: isinstance(value, bool),
+    "source": lambda value: isinstance(value, str),
+    "model": lambda value: isinstance(value, dict),
+}
+"""What the manifest of an exported model must have, and whether a value can be that."""
 
 _Run = Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]
 
@@ -81,9 +99,9 @@ class Engine:
                 f"{self.folder}: prepares photos itself, which is done here already; export it without its preparation"
             )
         about, size = self.manifest["model"], self.manifest["size"]
-        own = about["patchlight"]
-        found = Found(self.manifest["source"], self.folder, {"patchlight": own}, {}, None)
         try:
+            own = about["patchlight"]
+            found = Found(self.manifest["source"], self.folder, {"patchlight": own}, {}, None)
             config, preprocess = config_from_dict(own["model"]), PreprocessConfig.from_dict(own["preprocess"])
             labels = labels_of(found, config)
             with torch.device("meta"):
@@ -104,8 +122,9 @@ class Engine:
                 groups=groups_of(found, labels),
                 engine=self,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise PatchlightError(f"{self.folder / MANIFEST}: is damaged ({error!r}); export the model again") from None
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise PatchlightError(f"{self.folder / MANIFEST}: is damaged ({reason}); export the model again") from None
 
     @property
     def label(self) -> str:
@@ -133,7 +152,13 @@ class Engine:
         wanted = np.uint8 if self.takes_photos else np.float32
         array = np.ascontiguousarray(images)
         self._check(array, wanted)
-        return dict(zip(self.outputs, (np.asarray(each, np.float32) for each in self._run(array)), strict=True))
+        answers = self._run(array)
+        if len(answers) != len(self.outputs):
+            raise PatchlightError(
+                f"{self.folder}: gives {len(answers)} outputs, and {MANIFEST} names {len(self.outputs)}; export the "
+                "model again"
+            )
+        return {name: np.asarray(each, np.float32) for name, each in zip(self.outputs, answers, strict=True)}
 
     def _check(self, array: npt.NDArray[Any], wanted: type) -> None:
         if array.dtype != wanted or array.ndim != (3 if self.takes_photos else 4):
@@ -172,15 +197,20 @@ def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
     """
     folder = Path(folder)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        manifest = parse_json((folder / MANIFEST).read_text("utf-8"))
         to = manifest["format"]
         path = folder / FILES[to]
-        if not set(manifest) >= _ENTRIES:
-            raise KeyError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
         raise PatchlightError(f"{folder}: holds no exported model; make one with `patchlight export`") from None
     if manifest.get("version") != 1:
         raise PatchlightError(f"{folder}: was exported by a later version of Patchlight; export it again")
+    for name, can_be in _ENTRIES.items():
+        try:
+            fits = name in manifest and can_be(manifest[name])
+        except TypeError:  # a list is no name
+            fits = False
+        if not fits:
+            raise PatchlightError(f"{folder / MANIFEST}: is damaged ({name}); export the model again")
     if not path.is_file():
         raise PatchlightError(f"{path}: is missing; export the model again")
     if threads is not None and to in ("torch", "safetensors"):
@@ -257,7 +287,8 @@ def _torch(path: Path, manifest: dict[str, Any], threads: int | None, callers: i
 def _safetensors(path: Path, manifest: dict[str, Any], threads: int | None, callers: int) -> _Run:
     loaded = load(path.parent, dtype=getattr(torch, manifest["precision"]))
     loaded = dataclasses.replace(loaded, model=prepack_linears(loaded.model))
-    return _by_torch(Graph(loaded, tuple(manifest["outputs"]), prepare=manifest["with_preprocess"]).eval())
+    outputs = check_outputs(loaded, tuple(manifest["outputs"]))
+    return _by_torch(Graph(loaded, outputs, prepare=manifest["with_preprocess"]).eval())
 
 
 def _by_torch(model: torch.nn.Module) -> _Run:

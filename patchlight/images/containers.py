@@ -11,15 +11,17 @@ import os
 import tarfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
 from patchlight.remote import Stamp, Unreachable, as_path, below_folders, fetch, is_remote, opened, tried
 from patchlight.remote import stamp as remote_stamp
+
+T = TypeVar("T")
 
 _TAR = (".tar",)
 TABLES = (".parquet", ".arrow", ".feather")
@@ -68,7 +70,7 @@ def read_elsewhere(path: str) -> bytes:
         return fetch(path)
     file, member = parted
     try:
-        return tried(lambda: _read_member(file, member)) if is_remote(file) else _read_member(file, member)
+        return _tried(file, lambda: _read_member(file, member))
     except (OSError, LookupError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError | LookupError)
         raise Unreachable(" ".join(f"{printable(file)}: {error}".split())[:200], missing=missing) from None
@@ -123,9 +125,9 @@ def members(file: str, name: str) -> Iterator[tuple[str, Stamp | None]]:
     stamp, shown = stamp_of_file(file), printable(name)
     with explained(file, shown):
         if file.lower().endswith(_TAR):
-            names: Any = tried(lambda: _places(file, stamp))
+            names: Any = _tried(file, lambda: _places(file, stamp))
         else:
-            names = range(tried(lambda: _table(file, stamp).rows))
+            names = range(_tried(file, lambda: _table(file, stamp).rows))
     if not len(names):
         raise PatchlightError(f"{shown}: holds no photos; leave it out")
     for name in names:
@@ -147,6 +149,12 @@ def explained(file: str, shown: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:160].rstrip(".")
         kind = "an uncompressed tar file" if file.lower().endswith(_TAR) else "a table"
         raise PatchlightError(f"{shown}: is not {kind} that can be read ({reason}); make or fetch it again") from None
+
+
+def _tried(file: str, call: Callable[[], T]) -> T:
+    """Tried again where the network may be what failed; a damaged file on a disk, which libraries may call an OSError,
+    stays damaged."""
+    return tried(call) if is_remote(file) else call()
 
 
 def open_anywhere(file: str) -> IO[bytes]:
@@ -179,11 +187,22 @@ def _places(file: str, stamp: Stamp | None) -> dict[str, tuple[int, int]]:
         with open_anywhere(file) as content, tarfile.open(fileobj=content, mode="r:") as archive:
             return {
                 member.name: (member.offset_data, member.size)
-                for member in archive
+                for member in tar_members(archive)
                 if member.isreg() and member.name.lower().endswith(_SUFFIXES)
             }
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, LookupError) as error:
         raise ValueError(str(error)) from None  # which no second try would change
+
+
+def tar_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The members in their order; raises ReadError where a false size leads back: Python followed that for ever
+    until the summer of 2025."""
+    place = -1
+    for member in archive:
+        if member.size < 0 or member.offset <= place:
+            raise tarfile.ReadError(f"a header at byte {member.offset:,} leads back")
+        place = member.offset
+        yield member
 
 
 # Tables
@@ -211,6 +230,9 @@ class _Table:
             schema, groups = self._arrow.schema, [self._arrow.num_rows]
         self.schema = schema
         self.column = _image_column(schema)
+        if self._arrow is not None:
+            # Arrow believes the offsets in a file, and a false one ends the process.
+            self._arrow.select([self.column]).validate(full=True)
         self._starts = [0]
         for rows in groups:
             self._starts.append(self._starts[-1] + rows)
@@ -243,7 +265,9 @@ class _Table:
     def _read_group(self, group: int) -> Any:
         if group not in self._groups:
             assert self._parquet is not None
-            self._groups[group] = self._parquet.read_row_group(group, columns=[self.column]).column(self.column)
+            rows = self._parquet.read_row_group(group, columns=[self.column]).column(self.column)
+            rows.validate(full=True)
+            self._groups[group] = rows
             while len(self._groups) > 1 and sum(each.nbytes for each in self._groups.values()) > _GROUP_BYTES:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(group)

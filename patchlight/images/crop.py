@@ -281,7 +281,8 @@ def _cut_jpeg(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: Cu
             part = _without_background(photo, box, region, how, heat)
             if transparent:
                 target = "WEBP" if max(part.size) <= _WEBP_MOST else "PNG"
-                kept = _with_xmp(_FAST_WEBP if target == "WEBP" else {}, target, image.info, how.keywords)
+                shown = part.height, part.width
+                kept = _with_xmp(_FAST_WEBP if target == "WEBP" else {}, target, image.info, how.keywords, shown)
                 crops.append(Crop(_encoded(part, target, exif, profile, kept), target, region, part.size))
             else:
                 kept = settings | {"extra": _xmp_and_iptc(image.info, (part.height, part.width), keywords=how.keywords)}
@@ -306,16 +307,8 @@ def _xmp_and_iptc(info: Mapping[Any, Any], size: Size, orientation: int = 1, key
     Of Photoshop's blocks IPTC alone: among the others is a thumbnail of the whole photo, as there may be one in XMP.
     """
     bodies = []
-    if isinstance(xmp := info.get("xmp"), bytes):
-        height, width = size
-        numbers = {"tiff:Orientation": orientation, "tiff:ImageWidth": width, "tiff:ImageLength": height}
-        numbers |= {"exif:PixelXDimension": width, "exif:PixelYDimension": height}
-        for name, number in numbers.items():
-            xmp = re.sub(rb"(%s(?:\s*=\s*[\"']|>))\d+" % name.encode(), rb"\g<1>%d" % number, xmp)
-        xmp = re.sub(rb"<(xmp|xap):Thumbnails\b.*?</\1:Thumbnails>", b"", xmp, flags=re.DOTALL)
-    if keywords:
-        xmp = with_keywords(xmp if isinstance(xmp, bytes) else None, keywords)
-    if isinstance(xmp, bytes):
+    xmp = _xmp_of_crop(info, size, orientation, keywords)
+    if xmp is not None:
         bodies.append((0xE1, _XMP + xmp))
     blocks = info.get("photoshop")
     iptc = blocks.get(_IPTC) if isinstance(blocks, dict) else None
@@ -327,6 +320,36 @@ def _xmp_and_iptc(info: Mapping[Any, Any], size: Size, orientation: int = 1, key
     return b"".join(
         struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body for marker, body in bodies if len(body) <= _MARKER_ROOM
     )
+
+
+def _xmp_of_crop(info: Mapping[Any, Any], size: Size, orientation: int, keywords: Sequence[str]) -> bytes | None:
+    """The photo's XMP told of a crop's (height, width) and orientation, without thumbnails, and with keywords."""
+    xmp = info.get("xmp")
+    if isinstance(xmp, bytes):
+        height, width = size
+        numbers = {"tiff:Orientation": orientation, "tiff:ImageWidth": width, "tiff:ImageLength": height}
+        numbers |= {"exif:PixelXDimension": width, "exif:PixelYDimension": height}
+        for name, number in numbers.items():
+            xmp = re.sub(rb"(%s(?:\s*=\s*[\"']|>))\d+" % name.encode(), rb"\g<1>%d" % number, xmp)
+        for prefix in (b"xmp", b"xap"):
+            xmp = _without_element(xmp, prefix + b":Thumbnails")
+    if keywords:
+        return with_keywords(xmp if isinstance(xmp, bytes) else None, keywords)
+    return xmp if isinstance(xmp, bytes) else None
+
+
+def _without_element(xmp: bytes, name: bytes) -> bytes:
+    """The XMP without elements of this name; one that is not closed stays."""
+    kept, place = [], 0
+    for opened in re.finditer(rb"<%s\b" % name, xmp):
+        if opened.start() < place:
+            continue  # inside the one before
+        closed = xmp.find(b"</%s>" % name, opened.end())
+        if closed < 0:
+            break
+        kept.append(xmp[place : opened.start()])
+        place = closed + len(name) + 3
+    return b"".join([*kept, xmp[place:]])
 
 
 def _is_coded_in_rgb(image: JpegImagePlugin.JpegImageFile) -> bool:
@@ -450,29 +473,32 @@ def _cut_other(image: Image.Image, file: IO[bytes], boxes: Sequence[Box], how: C
         profile = profile if image.mode in ("RGB", "RGBA", "P", "PA") else None
         image = image.convert("RGBA") if image.has_transparency_data else to_rgb(image, _WHITE)
         image.info.pop("transparency", None)
-    settings = _with_xmp(settings, target, info, how.keywords)
     photo = _Upright(image, size, orientation)
     crops = []
     for box in boxes:
         region = how.region(box, size)
         part = _without_background(photo, box, region, how, heat) if how.cutout else photo.part(region, how)
-        crops.append(Crop(_encoded(part, target, exif, profile, settings), target, region, part.size))
+        kept = _with_xmp(settings, target, info, how.keywords, (part.height, part.width))
+        crops.append(Crop(_encoded(part, target, exif, profile, kept), target, region, part.size))
     return crops
 
 
 def _with_xmp(
-    settings: Mapping[str, Any], target: str, info: Mapping[Any, Any], keywords: Sequence[str]
+    settings: Mapping[str, Any], target: str, info: Mapping[Any, Any], keywords: Sequence[str], size: Size
 ) -> dict[str, Any]:
-    """How a file is written, with keywords where there are any; of a JPEG that was none before, too."""
+    """How a crop of this (height, width) is written, with keywords where there are any; also a JPEG of a photo that was
+    none."""
     settings = dict(settings)
     if not keywords:
         return settings
-    given = info.get("xmp")
-    xmp = with_keywords(given if isinstance(given, bytes) else None, keywords)
+    xmp = _xmp_of_crop(info, size, 1, keywords)
+    assert xmp is not None
     match target:
         case "PNG":
-            chunks = settings.setdefault("pnginfo", PngImagePlugin.PngInfo())
-            chunks.add_itxt("XML:com.adobe.xmp", xmp.decode())
+            chunks = PngImagePlugin.PngInfo()
+            chunks.chunks = list(settings["pnginfo"].chunks) if "pnginfo" in settings else []
+            chunks.add_itxt("XML:com.adobe.xmp", xmp.decode("utf-8", "replace"))
+            settings["pnginfo"] = chunks
         case "WEBP":
             settings["xmp"] = xmp
         case "TIFF":
@@ -482,7 +508,7 @@ def _with_xmp(
             settings["exif"] = tags.tobytes()
         case "JPEG":
             iptc = with_iptc_keywords(None, keywords)
-            settings["extra"] = _xmp_and_iptc({"xmp": xmp, "photoshop": {_IPTC: iptc}}, (0, 0))
+            settings["extra"] = _xmp_and_iptc({"xmp": xmp, "photoshop": {_IPTC: iptc}}, size)
     return settings
 
 

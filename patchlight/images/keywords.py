@@ -28,16 +28,19 @@ def with_keywords(xmp: bytes | None, words: Sequence[str]) -> bytes:
     """An XMP packet with these among its keywords; a new one where there is none, or none that can be added to."""
     text = None if xmp is None else xmp.decode("utf-8", "replace").rstrip("\0")
     items = {word: f"<rdf:li>{escape(_plain(word))}</rdf:li>" for word in words}
-    if text is None or not re.search(r"</rdf:RDF>", text):
+    if text is None or "</rdf:RDF>" not in text:
         return (_PACKET % (_SUBJECT % "".join(items.values()))).encode()
-    bag = re.search(r"<dc:subject\b[^>]*>\s*<rdf:(?:Bag|Seq)\b[^>/]*>(.*?)</rdf:(?:Bag|Seq)>", text, re.DOTALL)
-    if bag is None:
+    # No tag holds another, so that each is looked at once: a packet of nothing but openings would take hours else.
+    bag = re.search(r"<dc:subject\b[^<>]*>\s*<rdf:(?:Bag|Seq)\b[^<>/]*>", text)
+    end = None if bag is None else re.compile(r"</rdf:(?:Bag|Seq)>").search(text, bag.end())
+    if bag is None or end is None:
         # An empty one would be a second of its name.
-        text = re.sub(r"<dc:subject\b[^>]*(/>|>\s*<rdf:Bag\s*/>\s*</dc:subject>)", "", text)
+        text = re.sub(r"<dc:subject\b[^<>]*(?:(?<=/)>|>\s*<rdf:Bag\s*/>\s*</dc:subject>)", "", text)
         at = text.rindex("</rdf:RDF>")
         return (text[:at] + _SUBJECT % "".join(items.values()) + text[at:]).encode()
-    new = "".join(item for item in items.values() if item not in bag[1])
-    return (text[: bag.end(1)] + new + text[bag.end(1) :]).encode()
+    there = text[bag.end() : end.start()]
+    new = "".join(item for item in items.values() if item not in there)
+    return (text[: end.start()] + new + text[end.start() :]).encode()
 
 
 def with_iptc_keywords(iptc: bytes | None, words: Sequence[str]) -> bytes:

@@ -147,7 +147,7 @@ def _read(body: bytes, length: str | None, most: int, longest: int) -> _Asked:
     try:
         asked = json.loads(head)
         inputs, outputs = asked["inputs"], asked.get("outputs") or []
-        names = [str(each["name"]) for each in outputs]
+        names = list(dict.fromkeys(str(each["name"]) for each in outputs))  # or a few bytes ask for gigabytes
         given = {str(each["name"]): each for each in inputs}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise PatchlightError("the body is no request of the KServe v2 protocol: JSON with a list of inputs") from None
@@ -172,7 +172,7 @@ def _read(body: bytes, length: str | None, most: int, longest: int) -> _Asked:
     else:
         data = tensor.get("data")
     number = asked.get("id")
-    identity = None if number is None else str(number)[:200]
+    identity = str(number)[:200] if isinstance(number, str | int | float) else None
     if name == "photo":
         photos = _strings(data) if size is not None else _base64(data)
         if len(photos) != shape[0]:
@@ -185,9 +185,11 @@ def _read(body: bytes, length: str | None, most: int, longest: int) -> _Asked:
 
 def _floats(data: Any, shape: Sequence[int]) -> Tensor:
     try:
-        numbers = np.frombuffer(data, "<f4") if isinstance(data, bytes) else np.asarray(data, np.float32).reshape(-1)
+        with np.errstate(over="ignore"):  # what is infinite is refused below
+            packed = isinstance(data, bytes)
+            numbers = np.frombuffer(data, "<f4") if packed else np.asarray(data, np.float32).reshape(-1)
         image_BCHW = numbers.reshape(shape).astype(np.float32)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise PatchlightError(f"the input image is not {'x'.join(map(str, shape))} numbers") from None
     if not np.isfinite(image_BCHW).all():
         raise PatchlightError("the input image holds what is no number")

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from python_multipart.exceptions import FormParserError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from patchlight.errors import PatchlightError
@@ -95,6 +96,7 @@ def add_errors(app: FastAPI) -> None:
         BusyError: lambda error: failed(503, "busy", str(error), {"retry-after": str(error.retry_after)}),
         ImageError: lambda error: failed(422, error.reason, error.detail),
         PatchlightError: lambda error: failed(422, "value", str(error)),
+        FormParserError: lambda error: failed(400, "request", "the form is malformed"),  # older Starlettes pass it on
         Exception: lambda error: failed(500, "internal", "something went wrong here; the log says what"),
     }
     for kind, make in handlers.items():

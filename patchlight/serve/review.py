@@ -7,7 +7,6 @@ follow a moment later, see batch/again.py.
 import asyncio
 import contextlib
 import io
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from patchlight.batch.rows import Row, read_rows
 from patchlight.errors import PatchlightError
 from patchlight.geometry import fit_inside
 from patchlight.images.decode import decode
+from patchlight.json_config import parse_json
 from patchlight.remote import is_remote
 from patchlight.serve.guard import PREFIX, AccessPolicy, Guard, log_line
 from patchlight.serve.limits import Limits
@@ -160,7 +160,7 @@ def make_review_app(review: Review, access: AccessPolicy, log: Callable[[Mapping
     @api.put("/review/photos/{number}")
     async def correct(number: Number, request: Request) -> dict[str, Any]:
         try:
-            given = json.loads(await request.body())
+            given = parse_json(await request.body())
         except ValueError:
             raise HTTPException(422, "a correction is JSON") from None
         if not isinstance(given, dict):

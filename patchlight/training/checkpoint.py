@@ -24,6 +24,7 @@ from torch import Tensor
 
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing, sync_folder
+from patchlight.json_config import parse_json
 from patchlight.weights.read import TYPES
 
 State = Any
@@ -252,7 +253,7 @@ def _read_index(folder: Path) -> list[dict[str, Any]]:
     """The lines of checkpoints.json, oldest first; none where there is no such file."""
     path = folder / INDEX
     try:
-        index = json.loads(path.read_bytes())
+        index = parse_json(path.read_bytes())
     except NotADirectoryError:
         return []
     except FileNotFoundError:

@@ -13,7 +13,15 @@ from patchlight.config import PreprocessConfig, Size, ViTConfig
 from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig, config_from_dict
 from patchlight.images.augment import AugmentConfig
-from patchlight.json_config import JsonConfig, check_names, check_types, field_names, require, require_within
+from patchlight.json_config import (
+    JsonConfig,
+    check_names,
+    check_types,
+    check_whole,
+    field_names,
+    require,
+    require_within,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,10 +364,11 @@ class TrainConfig(JsonConfig):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> typing.Self:
         check_names(cls, values)
+        check_whole(cls, values)
         nested = {name: kind.from_dict for name, kind in _PARTS.items() if isinstance(values.get(name), dict)}
         if "model" in nested:
             nested["model"] = config_from_dict
-        if values.get("distill") and "teacher" not in values["distill"]:
+        if isinstance(values.get("distill"), dict) and "teacher" not in values["distill"]:
             raise PatchlightError("distillation needs distill.teacher: what patchlight.load takes")
         return cls(**values | {name: read(values[name]) for name, read in nested.items()})
 

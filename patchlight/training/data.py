@@ -76,8 +76,10 @@ class Names(Sequence[str]):
 def in_order(labels: Iterable[str]) -> list[str]:
     """Each once: by number if all are numbers, else by name."""
     distinct = set(labels)
-    numbers = all(label.isascii() and label.isdecimal() for label in distinct)
-    return sorted(distinct, key=lambda label: (int(label) if numbers else 0, label))
+    if not all(label.isascii() and label.isdecimal() for label in distinct):
+        return sorted(distinct)
+    # By their digits, of which there may be more than Python makes a number of.
+    return sorted(distinct, key=lambda label: (len(label.lstrip("0")), label.lstrip("0"), label))
 
 
 class Stored(Protocol):

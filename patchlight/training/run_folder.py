@@ -16,6 +16,7 @@ from typing import Any
 
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing
+from patchlight.json_config import parse_json
 from patchlight.training.config import TrainConfig
 
 
@@ -95,7 +96,7 @@ class RunFolder:
         rows = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
+                rows.append(parse_json(line))
         return [row for row in rows if _is_row(row)]
 
     def forget_after(self, step: int) -> None:

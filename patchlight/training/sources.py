@@ -1,7 +1,6 @@
 """Sets of labelled photos, opened where they lie: folders of classes, CSV files, tar shards, tables, CIFAR-10."""
 
 import csv
-import json
 import math
 import os
 import stat
@@ -19,8 +18,9 @@ import torch
 
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
-from patchlight.images.containers import TABLES, explained, is_elsewhere, open_anywhere, read_part
+from patchlight.images.containers import TABLES, explained, is_elsewhere, open_anywhere, read_part, tar_members
 from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
+from patchlight.json_config import parse_json
 from patchlight.remote import Unreachable, as_given, beside, fetch, is_remote, tried
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note, Stored, in_order
@@ -476,8 +476,8 @@ def _read_box(corners: Sequence[Any]) -> Corners | None:
 def _read_boxes(listed: str) -> list[Corners] | None:
     """None if the text is no list of boxes."""
     try:
-        values = json.loads(listed)
-    except (ValueError, RecursionError):
+        values = parse_json(listed)
+    except ValueError:
         return None
     if not isinstance(values, list):
         return None
@@ -574,7 +574,7 @@ def _index_shard(shard: int, path: Path | Listed, *, labelled: bool) -> tuple[di
     labels: dict[str, str | None] = {}
     try:
         with open_anywhere(str(path)) as content, tarfile.open(fileobj=content, mode="r:") as archive:
-            for member in archive:
+            for member in tar_members(archive):
                 folder, _, base = member.name.rpartition("/")
                 if not member.isreg() or member.issparse() or _hidden(base):
                     continue
@@ -589,11 +589,12 @@ def _index_shard(shard: int, path: Path | Listed, *, labelled: bool) -> tuple[di
                     label_file = archive.extractfile(member)
                     label = _shard_label(suffix, label_file.read() if label_file is not None else b"")
                     labels[key] = labels.get(key) or label
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except Exception as error:  # whatever a damaged file leads tarfile into
         if isinstance(path, Listed):  # of which a network's error is tried again
-            raise error if isinstance(error, OSError) else ValueError(str(error)) from None
+            raise error if isinstance(error, OSError | Unreachable) else ValueError(str(error)) from None
+        reason = " ".join(str(error).split())[:160]
         raise PatchlightError(
-            f"{path}: is not a whole, uncompressed tar file ({error}); make or fetch it again"
+            f"{path}: is not a whole, uncompressed tar file ({reason}); make or fetch it again"
         ) from None
     found = {}
     for key, (name, start, size) in photos.items():
@@ -611,7 +612,7 @@ def _shard_label(suffix: str, content: bytes) -> str | None:
         text = content.decode("utf-8").strip()
         if suffix == ".cls":
             return text
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         return None
     label = values.get("label", values.get("cls")) if isinstance(values, dict) else None
@@ -659,7 +660,7 @@ def _open_cifar10(paths: Sequence[Path]) -> Dataset:
     labels = [label for _, labels_here in read for label in labels_here]
     if suffix == ".png":
         try:
-            labels = json.loads((folder / f"{part}_lables.json").read_text())
+            labels = parse_json((folder / f"{part}_lables.json").read_text())
         except ValueError as error:
             raise _not_cifar10(folder / f"{part}_lables.json", str(error)) from None
     count = _CIFAR10_IMAGES * len(paths)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from patchlight.batch import report
 from patchlight.batch.report import current_pictures, mark_of, thumbnail, write_report
-from patchlight.batch.rows import read_rows
+from patchlight.batch.rows import NAMED, error_row, read_rows
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import decode
 
@@ -183,7 +183,8 @@ def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
 
 def test_names_of_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     """Written as they are, or as JSON's escapes, they come to the page the same."""
-    row = ok_row(os.fsdecode(b"caf\xe9.jpg"))
+    unnamed = dict.fromkeys(("reason", "detail", *NAMED))
+    row = unnamed | ok_row(os.fsdecode(b"caf\xe9.jpg"), method="subject", cuts=[], subjects=1)
     (tmp_path / "results.jsonl").write_bytes(
         json.dumps(row).encode() + b"\n" + json.dumps(row, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
     )
@@ -200,7 +201,8 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "no such file"),
-        ('{"version": 5, "path": "a.jpg", "status": "ok"}\n{"vers', "line 2 is not a result"),
+        (json.dumps(error_row("a.jpg", "empty", "no bytes")) + '\n{"vers', "line 2 is not a result"),
+        ('{"version": 5, "path": "a.jpg", "status": "ok"}\n', "line 1 is not a result .it lacks 'reason'"),
         ("[]\n", "line 1 is not a result"),
         ('{"version": 3, "path": "a.jpg", "status": "ok"}\n', "version 3"),
     ],

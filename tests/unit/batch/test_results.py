@@ -27,7 +27,7 @@ def ok_row(path: str, **changes: Any) -> dict[str, Any]:
     row = {"version": 5, "path": path, "status": "ok", "reason": None, "detail": None, "size": [200, 100]}
     row |= {"decision": "several", "confidence": 0.9, "method": "subject", "subjects": 2, "boxes": boxes}
     row |= {"group": "animal", "group_confidence": 0.95, "label": None, "label_confidence": None}
-    return row | {"crops": ["crops/a.jpg", "crops/a.crop2.jpg"], "heat": None} | changes
+    return row | {"crops": ["crops/a.jpg", "crops/a.crop2.jpg"], "cuts": [], "heat": None} | changes
 
 
 # The journal
