@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -81,6 +82,14 @@ def as_given(path: str | os.PathLike[str]) -> str:
     scheme, _, rest = text.partition(":/")
     lost = not isinstance(path, str) and scheme in _LIBRARIES and rest and not rest.startswith("/")
     return f"{scheme}://{rest}" if lost else text
+
+
+def on_disk(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine, for all but photos, which are read from elsewhere, too; refuses a URL."""
+    given = as_given(path)
+    if is_remote(given):
+        raise PatchlightError(f"{given}: has to be on a disk of this machine; name a place there, and copy it")
+    return Path(path)
 
 
 def as_path(url: str) -> str:

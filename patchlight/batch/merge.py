@@ -52,7 +52,7 @@ def merge(
         if os.path.realpath(path) == os.path.realpath(out):
             raise PatchlightError(f"out={os.fspath(out)!r} is one of the parts; name another folder or table")
     with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
-        if all(TableFolder(path).is_begun for path in paths):
+        if all(path.name and TableFolder(path).is_begun for path in paths):
             return _merge_tables([TableFolder(path) for path in paths], Path(out), overwrite=overwrite)
         return _merge_crops([ResultFolder(path) for path in paths], Path(out), model, heard, overwrite=overwrite)
 

@@ -8,6 +8,7 @@ import typer
 
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
+from patchlight.remote import on_disk
 
 
 def recipes(
@@ -24,7 +25,7 @@ def recipes(
         print_rows(rows, ("command", "what it does"))
         typer.echo("The scripts need a copy: patchlight recipes --copy recipes")
         return
-    if copy.exists():
+    if on_disk(copy).exists():
         raise PatchlightError(f"--copy {copy}: is there already; name a new folder")
     try:
         ignored = shutil.ignore_patterns("__pycache__", "measured")

@@ -21,6 +21,7 @@ from patchlight.families import config_from_dict
 from patchlight.images.preprocess import Preprocess
 from patchlight.models.families import make_model
 from patchlight.models.prepack import prepack_linears
+from patchlight.remote import on_disk
 from patchlight.weights.about import groups_of, labels_of, licence_of, subject_of
 from patchlight.weights.find import Found
 from patchlight.weights.load import Loaded, Provenance, load
@@ -170,7 +171,7 @@ def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
 
     Of the form "torch" load what you trust alone: a .pt2 may hold pickles, which run code.
     """
-    folder = Path(folder)
+    folder = on_disk(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
         to = manifest["format"]

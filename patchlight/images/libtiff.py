@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from PIL import Image
+from PIL import _imaging
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 """Its module, a format as of printf, and a va_list, which every ABI that Python has hands on as one address."""
@@ -33,7 +33,7 @@ def heard() -> Iterator[list[str]]:
 def _listen() -> Any:
     """Take the place of the one handler that libtiff has in a process; outside of `heard` the former one is called."""
     try:
-        libtiff = ctypes.CDLL(Image.core.__file__)  # of the libraries that Pillow's own module is linked to
+        libtiff = ctypes.CDLL(_imaging.__file__)  # of the libraries that Pillow's own module is linked to
         vsnprintf, set_handler = ctypes.CDLL(None).vsnprintf, libtiff.TIFFSetErrorHandler
     except (AttributeError, OSError):  # a Pillow without libtiff, or with one that cannot be seen
         return None

@@ -19,6 +19,7 @@ import torch
 from patchlight.errors import PatchlightError
 from patchlight.files import open_table, printable
 from patchlight.images.decode import PHOTO_SUFFIXES, ImageError, decode
+from patchlight.remote import on_disk
 from patchlight.reporting import SILENT, Reporter
 from patchlight.training.data import CLASS_WITHOUT_PHOTOS, UNLABELLED, Dataset, Names, Note
 from patchlight.training.marks import Corners, Marks, make_marks, small_mask
@@ -77,7 +78,7 @@ def open_dataset(
         return photos
     if not isinstance(photos, str | os.PathLike):
         return open_own(photos, labelled=labelled, workers=workers, reporter=reporter)
-    path = Path(os.path.expanduser(photos))
+    path = on_disk(os.path.expanduser(photos))
     if os.path.isfile(path):  # and not the path's own way, which raises where a name is too long
         if path.suffix.lower() in (".csv", ".tsv"):
             return _open_csv(path, unnamed=unnamed)
@@ -203,12 +204,18 @@ def _open_folder(folder: Path, *, labelled: bool) -> Dataset:
         notes.append(Note("loose", f"{loose} photos lie beside the class folders and have no class: left out"))
     names, sizes = [], []
     labels: list[int] = []
-    for label, class_folder in enumerate(class_folders):
+    classes: list[str] = []
+    for class_folder in class_folders:
         found_here = list(_photos_below(str(class_folder), class_folder.name, frozenset(), notes))
+        if not found_here:
+            text = f"{printable(class_folder.name)}/ holds no photos: left out, and no class"
+            notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
+            continue
         names += [name for name, _ in found_here]
         sizes += [size for _, size in found_here]
-        labels += [label] * len(found_here)
-    return _of_files(str(folder), [entry.name for entry in class_folders], labels, names, sizes, notes)
+        labels += [len(classes)] * len(found_here)
+        classes.append(class_folder.name)
+    return _of_files(str(folder), classes, labels, names, sizes, notes)
 
 
 def _photos_below(
