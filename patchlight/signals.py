@@ -135,7 +135,7 @@ def interrupt_once() -> None:
         first = time.monotonic()
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, interrupt)
 
 
