@@ -263,8 +263,15 @@ def torn(command: Command, folder: Path, out: str, wanted: dict[str, bytes]) -> 
     words = command.words.format(out=out)
     if command.again is not None:
         words = f"{words} {command.again}"
-    else:
+    elif "{out}" in command.words:
+        made = {path for path in folder.rglob("*") if out in str(path.relative_to(folder)) and path.suffix != ".log"}
+        names = {str(path.relative_to(folder)).replace(out, "whole") for path in made}
+        whole = {str(path.relative_to(folder)) for path in folder.rglob("*") if "whole" in str(path)}
+        if names and names != whole - {"whole.log"}:
+            return f"half of it: {sorted(names ^ (whole - {'whole.log'}))[:5]}"
         forget(folder, out)
+    else:
+        return None  # it writes nothing
     done = subprocess.run([*START, *words.split()], cwd=folder, capture_output=True, text=True, env=environment())
     if done.returncode:
         return f"again: exit code {done.returncode}: {done.stderr.strip()[-200:]}"
@@ -272,7 +279,7 @@ def torn(command: Command, folder: Path, out: str, wanted: dict[str, bytes]) -> 
     if found != wanted:
         names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         return f"other bytes: {', '.join(names[:3])}"
-    left = list(folder.glob(f"{out}*/**/*.tmp"))
+    left = [*folder.glob(f"{out}*/**/*.tmp"), *folder.glob(f".{out}*"), *folder.glob(".look-*")]
     return f"left: {left[0]}" if left else None
 
 

@@ -13,6 +13,7 @@ crop     Tiny photos, each another one, by a tiny model. At each tenth: rows, se
 """
 
 import argparse
+import contextlib
 import http.client
 import io
 import json
@@ -31,6 +32,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -220,7 +222,7 @@ def soak_server(minutes: float, clients: int, model: str, seed: int) -> int:
             while not client.ask("GET", "/api/v1/models")["ready"]:
                 time.sleep(0.2)
             load = Load(client, contents(24))
-            _warm(load)
+            _warm(load, clients)
             time.sleep(SETTLED)
             before = held(process.pid)
             print(f"before: {before[0]:,.0f} MiB, {before[1]} threads, {before[2]} files", flush=True)
@@ -256,7 +258,9 @@ def soak_server(minutes: float, clients: int, model: str, seed: int) -> int:
         finally:
             process.send_signal(signal.SIGTERM)
             code = process.wait(60)
-        left = os.listdir(folder / "tmp")
+        left = [
+            name for name in os.listdir(folder / "tmp") if not name.startswith("torchinductor")
+        ]  # a cache of torch's
         said = (folder / "log").read_text(errors="replace").strip()
         bad = [*load.wrong[:10]]
         bad += [f"{after[1] - before[1]} threads left"] if after[1] > before[1] else []
@@ -268,13 +272,19 @@ def soak_server(minutes: float, clients: int, model: str, seed: int) -> int:
     return int(bool(bad))
 
 
-def _warm(load: Load) -> None:
-    """Every kind of request once or twice, so that what is made at the first of them is there."""
-    draws = random.Random(0)
-    for _ in range(12):
-        load.usual(draws)
-    for attack in ATTACKS:
-        attack(load, draws)
+def _warm(load: Load, clients: int) -> None:
+    """Every kind of request, by all at once, so that what is made at the first of them is there."""
+
+    def all_of_it(seed: int) -> None:
+        draws = random.Random(seed)
+        for _ in range(6):
+            load.usual(draws)
+        for attack in ATTACKS:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                attack(load, draws)
+
+    with ThreadPoolExecutor(clients) as threads:
+        list(threads.map(all_of_it, range(clients)))
 
 
 # The run

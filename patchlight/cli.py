@@ -163,6 +163,8 @@ def main() -> None:
     except PatchlightError as error:
         message = in_options(str(error), _command_given())
     except Stopped as stopped:
+        if not str(stopped):
+            sys.exit(128 + stopped.signal)
         message, exit_code = in_options(str(stopped), _command_given()), 128 + stopped.signal
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

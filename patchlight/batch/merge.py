@@ -100,13 +100,18 @@ def _merge_crops(
     overwrite: bool,
 ) -> CropSummary:
     inputs, where, made_with = _read(folders, [folder.path for folder in folders])
-    loaded = load(os.fspath(model or made_with[MODEL_SOURCE]))
-    if loaded.provenance.sha256 != made_with["model"]:
+    try:
+        settings, source, fingerprint = CropSettings.of_run(made_with), made_with[MODEL_SOURCE], made_with["model"]
+    except KeyError:
         raise PatchlightError(
-            f"{loaded.provenance.source}: is another model than the parts were made with ({made_with[MODEL_SOURCE]}); "
+            f"{folders[0].path}: was written by another version of this program; run `patchlight crop` anew"
+        ) from None
+    loaded = load(os.fspath(model or source))
+    if loaded.provenance.sha256 != fingerprint:
+        raise PatchlightError(
+            f"{loaded.provenance.source}: is another model than the parts were made with ({source}); "
             "name that one with --model"
         )
-    settings = CropSettings.of_run(made_with)
     summaries = [read_json(folder.summary) or {} for folder in folders]
     how = CropRunSettings(
         workers=0,

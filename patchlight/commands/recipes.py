@@ -1,6 +1,7 @@
 """The recipes that come with Patchlight."""
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -28,8 +29,11 @@ def recipes(
     if on_disk(copy).exists():
         raise PatchlightError(f"--copy {copy}: is there already; name a new folder")
     try:
-        ignored = shutil.ignore_patterns("__pycache__", "measured")
-        shutil.copytree(recipes_folder(), copy, ignore=ignored)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{copy.name}.", dir=copy.parent) as temporary:  # all of them, or none
+            ignored = shutil.ignore_patterns("__pycache__", "measured")
+            shutil.copytree(recipes_folder(), Path(temporary) / "recipes", ignore=ignored)
+            (Path(temporary) / "recipes").rename(copy)
     except OSError as error:
         raise PatchlightError(f"--copy {copy}: cannot be written ({error.strerror})") from None
     typer.echo(f"copied to {copy}")
