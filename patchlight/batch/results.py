@@ -152,6 +152,8 @@ class Journal(Lines):
 
     def _index(self, record: Any, start: int) -> None:
         row = record["row"]
+        if not isinstance(record["place"], str):
+            raise TypeError
         before = self.entries.get(record["file"]) if row["reason"] in UNREACHABLE else None
         self.entries[record["file"]] = Entry(
             start,
