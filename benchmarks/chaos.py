@@ -44,7 +44,7 @@ from patchlight.cli import main as command_line
 from patchlight.images import decode
 
 PATIENCE = 300
-"""Seconds until a run counts as hung."""
+"""Seconds in which a run neither computes nor waits for a core, until it counts as hung."""
 
 RUNS = ("crop", "crop --burst", "embed", "crop, 2 processes", "train", "train, 2 processes", "train, torchrun")
 HERE = ("crop", "crop --burst", "embed", "train")
@@ -87,6 +87,14 @@ class Tally:
     hit: int = 0
     """Tries in which it happened before the run was over."""
     failures: list[str] = field(default_factory=list)
+
+
+def busy(pid: int) -> float:
+    """Seconds for which the main thread of a process has computed, or waited for a core."""
+    with contextlib.suppress(OSError, ValueError):
+        computing, waiting, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+        return (computing + waiting) / 1e9
+    return 0.0
 
 
 class Run:
@@ -156,7 +164,7 @@ class Run:
         while not self.over():
             if until is not None and self.seconds() >= until:
                 return False
-            if time.monotonic() - began > PATIENCE:
+            if time.monotonic() - began - busy(self.pids[0]) > PATIENCE:
                 self.kill()
                 raise RuntimeError(f"hung: {self.said()[-300:]}")
             time.sleep(0.001)
@@ -238,7 +246,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
         yield mounted
     finally:
         if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
