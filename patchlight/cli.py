@@ -109,6 +109,24 @@ def in_options(message: str, command: str) -> str:
 _ARGUMENT = re.compile(r"`(?P<name>[a-z_]+)`|(?<![\w.])(?P<given>[a-z_]+)=(?P<value>True|'[^'\s]+'|[A-Z]+\b)")
 
 
+def _in_our_words(message: str) -> str:
+    """What is wrong with a value, where Python's or pydantic's own words came through typer."""
+    for theirs, ours in _THEIR_WORDS.items():
+        message = re.sub(theirs, ours, message)
+    return message
+
+
+_THEIR_WORDS = {
+    r"(?:Value error, )?could not convert string to float: ('.*')": r"\1 is not a number",
+    r"(?:Value error, )?invalid literal for int\(\) with base 10: ('.*')": r"\1 is not a whole number",
+    r"Value error, ": "",
+    r"Input should be a valid integer.*": "it is not a whole number",
+    r"Input should be a valid number.*": "it is not a number",
+    r"Input should be less than or equal to (\S+)": r"give \1 at most",
+    r"Input should be greater than or equal to (\S+)": r"give \1 or more",
+}
+
+
 def _command_given() -> str:
     return sys.argv[1] if len(sys.argv) > 1 else ""
 
@@ -145,6 +163,8 @@ def main() -> None:
     except PatchlightError as error:
         message = in_options(str(error), _command_given())
     except Stopped as stopped:
+        if not str(stopped):
+            sys.exit(128 + stopped.signal)
         message, exit_code = in_options(str(stopped), _command_given()), 128 + stopped.signal
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -153,7 +173,7 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "patchlight")
-        message = f"{error.format_message().rstrip('.?')}. Try '{command} --help'."
+        message = f"{_in_our_words(error.format_message()).rstrip('.?')}. Try '{command} --help'."
     with contextlib.suppress(BrokenPipeError):  # whoever read it was stopped, too
         typer.echo(f"patchlight: {' '.join(message.split())}", err=True)
     sys.exit(exit_code)

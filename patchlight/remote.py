@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
@@ -84,6 +85,14 @@ def as_given(path: str | os.PathLike[str]) -> str:
     return f"{scheme}://{rest}" if lost else text
 
 
+def on_disk(path: str | os.PathLike[str]) -> Path:
+    """A path of this machine, for all but photos, which are read from elsewhere, too; refuses a URL."""
+    given = as_given(path)
+    if is_remote(given):
+        raise PatchlightError(f"{given}: has to be on a disk of this machine; name a place there, and copy it")
+    return Path(path)
+
+
 def as_path(url: str) -> str:
     """A URL written like an absolute path, of which folders can be taken: /s3/bucket/a.jpg."""
     scheme, _, rest = url.partition("://")
@@ -145,8 +154,12 @@ def tried(call: Callable[[], T]) -> T:
         try:
             return call()
         except Exception as error:  # each library has errors of its own
-            if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, OSError):
-                error = error.__cause__  # fsspec's HTTP says of a server that cannot be reached that there is no file
+            cause = error.__cause__
+            if isinstance(error, FileNotFoundError) and (isinstance(cause, OSError) or _status(cause) not in _GONE):
+                assert isinstance(cause, Exception)
+                error = cause  # fsspec's HTTP says of a server that refuses or cannot be reached that there is no file
+            elif _status(error) in _GONE[1:]:
+                raise FileNotFoundError from None
             elif isinstance(error, _SAID):
                 raise
             if _is_final(error):
@@ -163,12 +176,22 @@ def _is_final(error: Exception) -> bool:
     kind, text = type(error).__name__, str(error)
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "GatedRepoError"):
         return True
-    status = getattr(error, "status", None)
     codes = r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|Forbidden|Unauthorized|ExpiredToken|\b40[13]\b"
-    return status in (401, 403) or bool(re.search(codes, text))
+    return _status(error) in (401, 403) or bool(re.search(codes, text))
+
+
+_GONE = (None, 404, 410)
+
+
+def _status(error: BaseException | None) -> int | None:
+    """What an HTTP server answered."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else None
 
 
 def _line(error: Exception) -> str:
+    if _status(error) is not None and hasattr(error, "message"):
+        return f"{_status(error)} {error.message}"
     text = " ".join(str(error).split())[:160].rstrip(".")
     return text or type(error).__name__
 
@@ -268,7 +291,8 @@ def listed(url: str) -> Listing:
     try:
         return tried(lambda: _listed(system, scheme, url))
     except FileNotFoundError:
-        raise PatchlightError(f"{shown}: there is no such bucket, folder or file; correct it or leave it out") from None
+        what = "page or file" if _LIBRARIES[scheme] == "aiohttp" else "bucket, folder or file"
+        raise PatchlightError(f"{shown}: there is no such {what}; correct it or leave it out") from None
     except PermissionError as error:
         remedy = _CREDENTIALS[_LIBRARIES[scheme]]
         raise PatchlightError(f"{shown}: may not be read ({_line(error)}); check {remedy}") from None

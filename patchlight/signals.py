@@ -23,7 +23,7 @@ SAME_ONCE_MORE = 1.0
 
 
 class Stopped(BaseException):
-    """The work was asked to stop and can go on later; `.signal` says by what.
+    """The work was asked to stop and can go on later; `.signal` says by what. Without a line there is nothing to say.
 
     Like KeyboardInterrupt it may come out of anything, and is no error of what it comes out of.
     """
@@ -121,9 +121,10 @@ def block_signals_in_children() -> Iterator[None]:
 
 
 def interrupt_once() -> None:
-    """From here on Ctrl-C raises KeyboardInterrupt once, and in what comes of that no more.
+    """From here on Ctrl-C raises KeyboardInterrupt and SIGTERM `Stopped` once, so that what is half done is cleared
+    away, and in what comes of that no more.
 
-    In the midst of an import it ends the process: what is imported makes an error of its own of it, or aborts.
+    In the midst of an import they end the process: what is imported makes an error of its own of it, or aborts.
     """
     first: float | None = None
 
@@ -133,10 +134,11 @@ def interrupt_once() -> None:
             _act_at_once(number, -math.inf if first is None else first)
             return
         first = time.monotonic()
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt if number == signal.SIGINT else Stopped("", number)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+    for number in STOPPING:
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, interrupt)
 
 
 def _imports(frame: Any) -> bool:

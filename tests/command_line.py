@@ -12,13 +12,14 @@ from subprocess import CompletedProcess
 from unittest import mock
 
 from patchlight.cli import main
+from patchlight.signals import STOPPING
 
 
 def patchlight(*arguments: str, cwd: Path) -> CompletedProcess[str]:
     """What the command prints, and its exit code."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code: object = 0
-    before = signal.getsignal(signal.SIGINT)  # the command has its own way to hear Ctrl-C
+    before = {number: signal.getsignal(number) for number in STOPPING}  # the command has its own way to hear them
     with (
         contextlib.chdir(cwd),
         mock.patch.object(sys, "argv", ["patchlight", *arguments]),
@@ -30,7 +31,8 @@ def patchlight(*arguments: str, cwd: Path) -> CompletedProcess[str]:
         except SystemExit as ended:
             code = ended.code or 0
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     assert isinstance(code, int), code
     printed, complained = (stream.buffer.getvalue().decode() for stream in (out, err))
     return CompletedProcess(["patchlight", *arguments], code, printed, complained)

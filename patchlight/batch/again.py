@@ -12,6 +12,7 @@ from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.summary import CropSummary
 from patchlight.deploy.engines import load_engine
 from patchlight.errors import PatchlightError
+from patchlight.remote import on_disk
 from patchlight.reporting import Reporter
 from patchlight.weights.load import Loaded, Runs, load
 
@@ -26,7 +27,7 @@ class FinishedRun:
     """A folder that a run has written. From here on this process works where that run was started from."""
 
     def __init__(self, folder: Path, model: str | None = None) -> None:
-        self.folder = folder.absolute()
+        self.folder = on_disk(folder).absolute()
         results = ResultFolder(self.folder)
         made_with, given = read_json(results.settings), read_json(results.given)
         if made_with is None or given is None or not results.results.exists():

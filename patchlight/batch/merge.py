@@ -22,7 +22,7 @@ from patchlight.batch.summary import CropSummary, finish
 from patchlight.batch.table_run import TableFolder, TableJournal, TableSummary, finish_table
 from patchlight.batch.tables import Layout, kind_of
 from patchlight.errors import PatchlightError
-from patchlight.files import replacing, writing
+from patchlight.files import printable, replacing, writing
 from patchlight.localizing.detector import Detector
 from patchlight.reporting import Reporter, on_terminal
 from patchlight.signals import asked_to_stop
@@ -52,7 +52,7 @@ def merge(
         if os.path.realpath(path) == os.path.realpath(out):
             raise PatchlightError(f"out={os.fspath(out)!r} is one of the parts; name another folder or table")
     with on_terminal() if reporter is None else contextlib.nullcontext(reporter) as heard:
-        if all(TableFolder(path).is_begun for path in paths):
+        if all(path.name and TableFolder(path).is_begun for path in paths):
             return _merge_tables([TableFolder(path) for path in paths], Path(out), overwrite=overwrite)
         return _merge_crops([ResultFolder(path) for path in paths], Path(out), model, heard, overwrite=overwrite)
 
@@ -78,7 +78,13 @@ def _read(folders: Sequence[Folder], names: Sequence[Path]) -> tuple[Inputs, lis
                     f"{name}: was made with {key}={other.get(key)!r:.60}, and {names[0]} with {first.get(key)!r:.60}; "
                     "join parts of one command"
                 )
-    inputs, where = joined(notes)
+    try:
+        inputs, where = joined(notes)
+    except PatchlightError:
+        raise
+    except (LookupError, TypeError, ValueError):  # no note of ours
+        damaged = f"{folders[0].part.name} of one of these parts is damaged"
+        raise PatchlightError(f"{names[0]}: {damaged}; run the parts' commands again, --overwrite") from None
     return inputs, where, first | {"part": None}
 
 
@@ -87,7 +93,12 @@ def _joined_journal(
 ) -> Iterator[tuple[Input, int, Entry, dict[str, Any]]]:
     """Every photo with its place, which part it is in, and what that says of it."""
     for photo, index in zip(inputs.photos, where, strict=True):
-        entry = journals[index].entries[photo.file]
+        entry = journals[index].entries.get(photo.file)
+        if entry is None:
+            said = f"has lost the row of {printable(photo.path)}"
+            raise PatchlightError(
+                f"{journals[index].path}: {said}; run this part's command again, and then join the parts"
+            )
         yield replace(photo, place=entry.place), index, entry, journals[index].row(photo)
 
 
@@ -100,13 +111,18 @@ def _merge_crops(
     overwrite: bool,
 ) -> CropSummary:
     inputs, where, made_with = _read(folders, [folder.path for folder in folders])
-    loaded = load(os.fspath(model or made_with[MODEL_SOURCE]))
-    if loaded.provenance.sha256 != made_with["model"]:
+    try:
+        settings, source, fingerprint = CropSettings.of_run(made_with), made_with[MODEL_SOURCE], made_with["model"]
+    except KeyError:
         raise PatchlightError(
-            f"{loaded.provenance.source}: is another model than the parts were made with ({made_with[MODEL_SOURCE]}); "
+            f"{folders[0].path}: was written by another version of this program; run `patchlight crop` anew"
+        ) from None
+    loaded = load(os.fspath(model or source))
+    if loaded.provenance.sha256 != fingerprint:
+        raise PatchlightError(
+            f"{loaded.provenance.source}: is another model than the parts were made with ({source}); "
             "name that one with --model"
         )
-    settings = CropSettings.of_run(made_with)
     summaries = [read_json(folder.summary) or {} for folder in folders]
     how = CropRunSettings(
         workers=0,

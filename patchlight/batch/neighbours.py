@@ -28,6 +28,7 @@ from patchlight.files import printable, replacing, writing
 from patchlight.geometry import fit_inside
 from patchlight.images.containers import place_of
 from patchlight.images.decode import ImageError, Photo, decode
+from patchlight.remote import on_disk
 from patchlight.weights.load import Loaded, load_or_given
 
 ALIKE = 0.92
@@ -271,6 +272,7 @@ def contact_sheet(photos: Sequence[tuple[str, str]], columns: int = 6) -> Image.
 
 
 def write_sheet(path: Path, photos: Sequence[tuple[str, str]], columns: int = 6) -> None:
+    on_disk(path)
     sheet = contact_sheet(photos, columns)
     with writing(path), replacing(path) as temporary:
         sheet.save(temporary, "JPEG", quality=85)

@@ -24,6 +24,7 @@ from patchlight.errors import PatchlightError
 from patchlight.files import printable, replacing, writing
 from patchlight.json_config import parse_json
 from patchlight.localizing.decide import Decision
+from patchlight.remote import on_disk
 from patchlight.weights.groups import UNKNOWN
 
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -223,7 +224,7 @@ def write_labels(folder: Path) -> Path:
     A photo's class is its label, else its group; that of a photo which shows nothing is `empty`. A table of that name
     that was not written here, or was changed since, is refused.
     """
-    corrections = read_corrections(folder)
+    corrections = read_corrections(on_disk(folder))
     if not corrections:
         raise PatchlightError(
             f"{folder}: there are no corrections to learn from; make some with `patchlight review {folder}`"

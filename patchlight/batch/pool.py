@@ -144,7 +144,7 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # libtiff writes whatever it finds in a broken file there; what matters comes back through the pipe.
+    # Decoders write what they find in a broken file there; what matters comes back through the pipe.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, OSError):
         while (job := pipe.recv()) is not None:

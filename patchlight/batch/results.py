@@ -44,7 +44,7 @@ from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing, writing
 from patchlight.images.containers import is_elsewhere
 from patchlight.json_config import parse_json
-from patchlight.remote import as_given, is_remote
+from patchlight.remote import on_disk
 
 TRANSIENT = ("missing", "unreadable", "gone", "changed", "crashed")
 """Reasons that may have gone when the run is started again, though the file's stamp is the same."""
@@ -257,11 +257,7 @@ class ResultFolder:
 
     def __init__(self, path: str | os.PathLike[str], notes: str = ".run") -> None:
         """`notes` is the folder of the run's own notes, in it."""
-        if is_remote(as_given(path)):
-            raise PatchlightError(
-                f"{as_given(path)}: results are written to a disk of this machine; name a place there, and copy them"
-            )
-        self.path = Path(path)
+        self.path = on_disk(path)
         self.crops = self.path / "crops"
         self.thumbs = self.path / "thumbs"
         self.overlays = self.path / "overlays"

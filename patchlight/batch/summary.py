@@ -120,7 +120,7 @@ def _earlier_summary(run: CropRun) -> CropSummary | None:
     if summary is None or finished is None or finished.get("inputs_sha256") != digest(photos, run.journal):
         return None
     stamps = finished.get("files", {})
-    if not {*_files(run, run.how.formats)} <= stamps.keys():
+    if not isinstance(stamps, dict) or not {*_files(run, run.how.formats)} <= stamps.keys():
         return None
     if any(stamps[name] != _stamp(folder.path / name) for name in stamps):
         return None

@@ -39,10 +39,10 @@ from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.tables import Layout, kind_of, write_table
 from patchlight.batch.work import is_unchanged, stamp_of
 from patchlight.errors import PatchlightError
-from patchlight.files import writing
+from patchlight.files import printable, writing
 from patchlight.images.crop import Cut
 from patchlight.images.decode import Photo, listed
-from patchlight.remote import as_given, is_remote
+from patchlight.remote import as_given, is_remote, on_disk
 from patchlight.reporting import Progress, Reporter, on_terminal
 from patchlight.signals import asked_to_stop
 from patchlight.weights.load import Loaded, Runs, load_or_given
@@ -68,6 +68,8 @@ class TableSummary:
     seconds: float = 0.0
     rate: float = 0.0
     """Photos a second, of those that were computed."""
+    left_out: int = 0
+    """Photos of earlier runs that are not among these: the table, which was written again, has them no more."""
     nothing_to_do: bool = False
     """All of it was there, and nothing was written."""
 
@@ -173,6 +175,7 @@ def _to_table(
             stack.callback(journal.close)
             stack.callback(folder.values.close)
             folder.take_parts(journal)
+            folder.check_photos(inputs.photos, journal)
             folder.note_named(inputs.named)
             inputs, part = take_part(inputs, how.part)
             if part is not None:
@@ -244,8 +247,8 @@ class TableFolder(ResultFolder):
     journal_type = TableJournal
 
     def __init__(self, table: Path) -> None:
+        self.target = on_disk(table)
         super().__init__(table.with_name(f"{table.name}.run"), notes=".")
-        self.target = table
         self._values = self.path / "values.bin"
         self.values: Values
 
@@ -262,6 +265,15 @@ class TableFolder(ResultFolder):
         assert isinstance(journal, TableJournal)
         self.open_values(layout)
         return journal
+
+    def check_photos(self, photos: Sequence[Input], journal: Journal) -> None:
+        """Refuse to put other photos in the place of all that a table has."""
+        entries = journal.entries
+        if entries and self.target.exists() and not any(photo.file in entries for photo in photos):
+            raise PatchlightError(
+                f"{self.target}: holds other photos ({len(entries):,}, such as {printable(next(iter(entries)))}) and "
+                "none of these; name another table, or use overwrite=True to write it anew"
+            )
 
     def open_values(self, layout: Layout) -> None:
         self.values = Values(self._values, layout)
@@ -360,5 +372,6 @@ def finish_table(
         skipped=inputs.skipped,
         seconds=seconds,
         rate=computed / seconds if computed and seconds > 0 else 0.0,
+        left_out=0 if fresh else len(journal.entries) - len(photos),
         nothing_to_do=fresh,
     )

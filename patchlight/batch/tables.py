@@ -30,6 +30,7 @@ import numpy.typing as npt
 from patchlight.batch.results import csv_line
 from patchlight.errors import PatchlightError
 from patchlight.files import replacing, writing
+from patchlight.remote import on_disk
 
 ROWS_AT_ONCE = 1024
 """That are in memory together, fewer where a row is long."""
@@ -296,7 +297,7 @@ class Features:
 
 def read_features(path: str | os.PathLike[str]) -> Features:
     """What `embed` wrote, of vectors: paths and features_ND of the photos that could be used."""
-    table = Path(path)
+    table = on_disk(path)
     if not table.exists():
         raise PatchlightError(f"{table}: there is no such table; `patchlight embed PHOTOS --out {table}` writes one")
     kind = kind_of(table, arrays=True)

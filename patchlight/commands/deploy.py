@@ -30,7 +30,7 @@ def export(
         bool, typer.Option("--with-preprocess", help="Take a photo of any size, as bytes, and prepare it, too.")
     ] = False,
     photos: Annotated[
-        list[Path] | None, typer.Option(help="Photos or folders to learn ranges from and prove with; repeatable.")
+        list[str] | None, typer.Option(help="Photos or folders to learn ranges from and prove with; repeatable.")
     ] = None,
     settings: Settings = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is there.")] = False,
@@ -54,7 +54,7 @@ def export(
         size=fixed,
         outputs=tuple(each.strip() for each in outputs.split(",")) if outputs else (),
         with_preprocess=with_preprocess,
-        photos=tuple(_photos(photos or [])),
+        photos=_photos(photos),
         overwrite=overwrite,
     )
     if as_json:
@@ -68,7 +68,7 @@ def export(
 def bench(
     target: Annotated[str, typer.Argument(help="A model, or the folder of an exported one.")],
     photos: Annotated[
-        list[Path] | None, typer.Argument(help="Photos or folders; by default those in the package.")
+        list[str] | None, typer.Argument(help="Photos or folders; by default those in the package.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images in a forward pass.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="How often each engine is timed.")] = 15,
@@ -79,9 +79,7 @@ def bench(
     from patchlight.deploy.bench import bench as time_engines
 
     with on_terminal() as heard:
-        preparing, timings = time_engines(
-            target, tuple(_photos(photos or [])), batch=batch, rounds=rounds, reporter=heard
-        )
+        preparing, timings = time_engines(target, _photos(photos), batch=batch, rounds=rounds, reporter=heard)
     if as_json:
         found = [vars(each) for each in timings]
         typer.echo(json.dumps({"prepare_seconds": preparing, "engines": found}))
@@ -97,21 +95,8 @@ def bench(
     typer.echo(f"Preparing a photo takes {1000 * preparing:.1f} ms beside that.")
 
 
-def _photos(named: list[Path]) -> list[Path]:
+def _photos(named: list[str] | None) -> tuple[str, ...]:
     """The photos that are named, and those in the folders that are."""
-    from patchlight.images.decode import PHOTO_SUFFIXES
+    from patchlight.batch.inputs import find_photos
 
-    found: list[Path] = []
-    for path in named:
-        if path.is_dir():
-            inside = sorted(
-                each for each in path.rglob("*") if each.suffix.lower() in PHOTO_SUFFIXES and each.is_file()
-            )
-            if not inside:
-                raise PatchlightError(f"{path}: has no photos in it; name another folder")
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise PatchlightError(f"{path}: no such file or folder")
-    return found
+    return tuple(photo.path for photo in find_photos(named).photos) if named else ()

@@ -68,6 +68,13 @@ def print_table_summary(summary: "TableSummary") -> None:
     if summary.skipped:
         count = sum(summary.skipped.values())
         typer.echo(f"{'1 file' if count == 1 else f'{count:,} files'} skipped: not photos")
+    if summary.left_out:
+        which = (
+            "1 photo of earlier runs is"
+            if summary.left_out == 1
+            else f"{summary.left_out:,} photos of earlier runs are"
+        )
+        typer.echo(f"{which} not among these: no longer in the table")
     if summary.reasons:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.reasons.items())
         typer.echo(f"failed: {reasons}; the rows of {summary.table} say why", err=True)

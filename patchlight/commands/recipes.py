@@ -1,6 +1,7 @@
 """The recipes that come with Patchlight."""
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from patchlight.commands.tables import print_rows
 from patchlight.errors import PatchlightError
+from patchlight.remote import on_disk
 
 
 def recipes(
@@ -24,11 +26,14 @@ def recipes(
         print_rows(rows, ("command", "what it does"))
         typer.echo("The scripts need a copy: patchlight recipes --copy recipes")
         return
-    if copy.exists():
+    if on_disk(copy).exists():
         raise PatchlightError(f"--copy {copy}: is there already; name a new folder")
     try:
-        ignored = shutil.ignore_patterns("__pycache__", "measured")
-        shutil.copytree(recipes_folder(), copy, ignore=ignored)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{copy.name}.", dir=copy.parent) as temporary:  # all of them, or none
+            ignored = shutil.ignore_patterns("__pycache__", "measured")
+            shutil.copytree(recipes_folder(), Path(temporary) / "recipes", ignore=ignored)
+            (Path(temporary) / "recipes").rename(copy)
     except OSError as error:
         raise PatchlightError(f"--copy {copy}: cannot be written ({error.strerror})") from None
     typer.echo(f"copied to {copy}")

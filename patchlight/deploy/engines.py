@@ -21,6 +21,7 @@ from patchlight.images.preprocess import Preprocess
 from patchlight.json_config import parse_json
 from patchlight.models.families import make_model
 from patchlight.models.prepack import prepack_linears
+from patchlight.remote import on_disk
 from patchlight.weights.about import groups_of, labels_of, licence_of, subject_of
 from patchlight.weights.find import Found
 from patchlight.weights.load import Loaded, Provenance, load
@@ -195,7 +196,7 @@ def load_engine(folder: str | Path, *, threads: int | None = None) -> Engine:
 
     Of the form "torch" load what you trust alone: a .pt2 may hold pickles, which run code.
     """
-    folder = Path(folder)
+    folder = on_disk(folder)
     try:
         manifest = parse_json((folder / MANIFEST).read_text("utf-8"))
         to = manifest["format"]

@@ -29,6 +29,7 @@ from patchlight.deploy.proof import Proof, part_of, preparation_at, prove, some_
 from patchlight.errors import PatchlightError
 from patchlight.images.decode import Photo, decode
 from patchlight.localizing.boxes import AGREE, HOTTEST_SHARE, OF_THE_HOTTEST, VOTES_FROM
+from patchlight.remote import on_disk
 from patchlight.reporting import Reporter, on_terminal
 from patchlight.weights.load import Loaded, load
 from patchlight.weights.save import own_part, save
@@ -87,7 +88,7 @@ def export(
         _check(loaded, to, precision, with_preprocess)
         names = check_outputs(loaded, tuple(outputs))
         fixed = _fixed_size(loaded, size, to, with_preprocess)
-        folder = Path(out)
+        folder = on_disk(out)
         _check_folder(folder, overwrite)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -215,7 +215,7 @@ def cut_out(
     cannot be used. Masks are made of the heat, or are the photo's own transparency."""
     name = "image" if isinstance(source, bytes) else printable(os.fspath(source))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(quiet())
+        said = stack.enter_context(quiet())
         try:
             opened = io.BytesIO(source) if isinstance(source, bytes) else open_file(source, name)
             file = stack.enter_context(opened)
@@ -227,7 +227,7 @@ def cut_out(
         except ImageError:
             raise
         except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
-            raise explain(error, name) from None
+            raise explain(error, name, said) from None
 
 
 def write_crop(path: Path, content: bytes) -> None:

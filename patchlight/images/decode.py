@@ -28,6 +28,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from patchlight.errors import PatchlightError
 from patchlight.files import printable
 from patchlight.geometry import Box, Size, fit_inside, upright
+from patchlight.images import libtiff
 from patchlight.images.containers import is_elsewhere, read_elsewhere
 from patchlight.remote import Unreachable
 
@@ -197,7 +198,7 @@ def decode(
     if fast_size is not None and min(fast_size) < 1:
         raise PatchlightError(f"fast_size={fast_size} must be more than 0; it is the (height, width) to scale to")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(quiet())
+        said = stack.enter_context(quiet())
         try:
             if isinstance(source, Image.Image):
                 return _decode_open(source, name, None, max_pixels, background)
@@ -207,7 +208,7 @@ def decode(
         except ImageError:
             raise
         except Exception as error:  # Pillow's parsers raise whatever a broken file leads them into
-            raise explain(error, name) from None
+            raise explain(error, name, said) from None
 
 
 def _decode_open(
@@ -456,8 +457,8 @@ def _deep_grey_to_rgb(image: Image.Image, background: Colour8) -> Image.Image:
 # Failures
 
 
-def explain(error: Exception, name: str) -> ImageError:
-    """The `Reason` for an error that Pillow raised."""
+def explain(error: Exception, name: str, said: Sequence[str] = ()) -> ImageError:
+    """The `Reason` for an error that Pillow raised; what libtiff said is plainer than its "decoder error -2"."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, Image.DecompressionBombError):
         found = re.search(r"\((\d+) pixels\)", text)
@@ -473,7 +474,7 @@ def explain(error: Exception, name: str) -> ImageError:
         return ImageError(name, "too-large", text)
     if isinstance(error, NotImplementedError) or re.search("unsupported|not supported|not available", text.lower()):
         return ImageError(name, "unsupported", text)
-    return ImageError(name, "corrupt", text)
+    return ImageError(name, "corrupt", said[0] if said else text)
 
 
 _SIGNATURES: list[tuple[bytes, Reason, str]] = [
@@ -522,8 +523,10 @@ _filters = warnings.catch_warnings()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Iterator[list[str]]:
     """Keep Pillow's warnings from being printed or raised: a photo is used or refused, with nothing in between.
+
+    It gives what libtiff had to say, for `explain`.
 
     Python's filters belong to the whole process, so that threads which decode side by side must change them once, when
     the first of them enters, and restore them when the last has left.
@@ -536,7 +539,8 @@ def quiet() -> Iterator[None]:
             warnings.filterwarnings("ignore", module=r"PIL\.|pillow_heif|patchlight\.images\.decode")
         _inside += 1
     try:
-        yield
+        with libtiff.heard() as said:
+            yield said
     finally:
         with _lock:
             _inside -= 1

@@ -27,6 +27,7 @@ from patchlight.images.decode import Decoded, Photo, decode
 from patchlight.looking.page import TEXTS, Look, Picture, check_folder, write
 from patchlight.models.attention import Heads
 from patchlight.models.vit import ViT
+from patchlight.remote import on_disk
 from patchlight.reporting import SILENT, Progress, Reporter
 from patchlight.weights.load import Loaded, load_or_given
 from patchlight.weights.vit.names import PROJECTIONS
@@ -69,7 +70,7 @@ def look(
     plain_vit(loaded)  # says so, where it is no ViT
     loaded = cast(_LoadedViT, loaded)
     if out is not None:
-        check_folder(Path(out))
+        check_folder(on_disk(out))
     plot.new_figure()  # better to hear now than later that there is no matplotlib
     reporter.progress(Progress(what="reading the photo"))
     decoded, blocks = decode(photo), resolve_layers(layers, loaded.config.depth)

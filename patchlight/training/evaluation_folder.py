@@ -17,6 +17,7 @@ from torch import Tensor
 from patchlight.errors import PatchlightError
 from patchlight.explain import plot
 from patchlight.files import replacing
+from patchlight.remote import on_disk
 from patchlight.training.charts import draw_calibration, draw_confusion
 from patchlight.training.evaluate import ClassResult, Evaluation, Report
 
@@ -26,7 +27,7 @@ _FIRST_WORDS = b'{\n  "patchlight evaluation": 1,'
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written to, or in which somebody else's files would be overwritten."""
-    if folder.exists() and not folder.is_dir():
+    if on_disk(folder).exists() and not folder.is_dir():
         raise PatchlightError(f"{folder}: is a file; name a folder for the evaluation")
     try:
         there = [name for name in FILES if (folder / name).exists()]

@@ -17,12 +17,13 @@ from typing import Any
 from patchlight.errors import PatchlightError
 from patchlight.files import held_alone, replacing
 from patchlight.json_config import parse_json
+from patchlight.remote import on_disk
 from patchlight.training.config import TrainConfig
 
 
 class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = on_disk(path)
         self.checkpoints = self.path / "checkpoints"
         self.settings = self.path / "run.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -46,6 +47,13 @@ class RunFolder:
             # What cannot change the result may change.
             fixed = (asked.keys() | begun.keys()) - {"data.workers", "checkpoint_every", "log_every"}
             changed = sorted(name for name in fixed if begun.get(name) != asked.get(name))
+            if "epochs" in changed:
+                finished = (self.path / "model.safetensors").exists()
+                raise PatchlightError(
+                    f"{self.path}: was started with epochs={begun['epochs']}, not {asked['epochs']}, by which the rate "
+                    f"of every step goes; {'' if finished else 'finish it with these, and '}learn on from its model in "
+                    f"another folder: set start={self.path}, or for `finetune` --model {self.path}"
+                )
             if changed:
                 name = changed[0]
                 raise PatchlightError(

@@ -247,10 +247,17 @@ def _open_folder(folder: Path | Listed, *, labelled: bool) -> Dataset:
         notes.append(Note("loose", f"{loose} photos lie beside the class folders and have no class: left out"))
     photos: list[_Photo] = []
     labels: list[int] = []
-    for label, class_folder in enumerate(class_folders):
-        photos += _photos_below(class_folder, class_folder.name, frozenset(), notes)
-        labels += [label] * (len(photos) - len(labels))
-    return _of_files(folder, [entry.name for entry in class_folders], labels, photos, notes)
+    classes: list[str] = []
+    for class_folder in class_folders:
+        inside = list(_photos_below(class_folder, class_folder.name, frozenset(), notes))
+        if not inside:
+            text = f"{printable(class_folder.name)}/ holds no photos: left out, and no class"
+            notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
+            continue
+        photos += inside
+        labels += [len(classes)] * len(inside)
+        classes.append(class_folder.name)
+    return _of_files(folder, classes, labels, photos, notes)
 
 
 class _Photo(NamedTuple):

@@ -14,6 +14,7 @@ from patchlight.errors import PatchlightError
 from patchlight.families import ModelConfig
 from patchlight.files import replacing
 from patchlight.models.families import Model, is_model
+from patchlight.remote import on_disk
 from patchlight.weights.about import VERSION
 from patchlight.weights.convert import State
 from patchlight.weights.families import family_of, names_of_families
@@ -85,7 +86,7 @@ def save(
     }
     if layout == "transformers":
         files["preprocessor_config.json"] = _json(_transformers_preprocessor(preprocess))
-    return _write(Path(folder), files, overwrite=overwrite)
+    return _write(on_disk(folder), files, overwrite=overwrite)
 
 
 def own_part(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from PIL import Image
@@ -24,19 +25,37 @@ def in_a_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_ctrl_c_in_the_midst_of_an_import_ends_the_process_and_says_nothing(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text(
-        "import os, signal\n"
-        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass  # as some libraries do\n"
-    )
+INTERRUPTED = """import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    pass  # as some libraries do
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("typer.py", INTERRUPTED),  # before the command line listens
+        ("torch.py", INTERRUPTED),
+        ("sitecustomize.py", "import atexit\n@atexit.register\ndef end():\n" + indent(INTERRUPTED, " ")),  # all is done
+    ],
+)
+def test_ctrl_c_in_an_import_or_at_the_end_ends_the_process_and_says_nothing(
+    tmp_path: Path, where: str, what: str
+) -> None:
+    (tmp_path / where).write_text(what)
     done = subprocess.run(
-        [sys.executable, "-m", "patchlight", "crop", ".", "--out", "out"],
+        [sys.executable, "-m", "patchlight", "crop", ".", "--out", "out"]
+        if where == "torch.py"
+        else [sys.executable, "-m", "patchlight", "--version"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    printed = "" if where != "sitecustomize.py" else f"patchlight {__version__}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, printed, "")
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Photos in a bucket: a real S3 server on this machine, that refuses, throttles and dawdles when it is told to."""
 
+import http.server
 import io
 import json
 import os
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,7 +210,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     for words in (("crop", "a.jpg", "--out", "s3://b/x"), ("embed", "a.jpg", "--out", "s3://b/x.npz")):
         run = patchlight(*words, cwd=tmp_path)
         assert run.returncode == 2
-        assert "results are written to a disk of this machine" in run.stderr
+        assert "has to be on a disk of this machine" in run.stderr
         assert list(tmp_path.iterdir()) == []
 
 
@@ -272,8 +274,40 @@ def test_addresses_and_lists_on_the_web(bucket: Bucket, tmp_path: Path, model: P
     assert (summary.photos, summary.failed) == (2, 0)
     assert [row["path"] for row in rows_of(tmp_path / "out")] == [f"{url}/000.jpg", f"{url}/003.jpg"]
     assert crop(f"{url}/list.txt", tmp_path / "out", model).nothing_to_do
-    with pytest.raises(PatchlightError, match="there is no such bucket, folder or file"):
+    with pytest.raises(PatchlightError, match="there is no such page or file"):
         find_photos([f"{url}/none.jpg"])
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (403, r"may not be read \(403 Forbidden\); check the address"),
+        (404, "there is no such page or file; correct it"),
+        (410, "there is no such page or file; correct it"),
+        (500, r"cannot be reached \(500 Internal Server Error, after 2 tries\)"),
+    ],
+)
+def test_what_a_web_server_answers_is_said(status: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "TRIES", 2)
+    monkeypatch.setattr(remote, "WAIT", 0.01)
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *said: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(PatchlightError, match=f"/a.jpg: {said}"):
+                find_photos([f"http://127.0.0.1:{server.server_port}/a.jpg"])
+        finally:
+            server.shutdown()
 
 
 # Shards and tables

@@ -110,16 +110,17 @@ def test_a_second_signal_ends_what_is_held_back() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "still here\n")
 
 
-def test_ctrl_c_raises_once() -> None:
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stopped")])
+def test_a_signal_raises_once(number: signal.Signals, raised: str) -> None:
     script = (
-        "from patchlight.signals import interrupt_once\n"
-        "interrupt_once()\n"
-        "try:\n    signal.raise_signal(signal.SIGINT); print('not raised')\n"
-        "except KeyboardInterrupt:\n    signal.raise_signal(signal.SIGINT); print('cleaned up', flush=True)\n"
-        "clock.wait(); signal.raise_signal(signal.SIGINT); print('not ended')\n"
+        "from patchlight.signals import Stopped, interrupt_once\n"
+        f"interrupt_once(); number = {int(number)}\n"
+        "try:\n    signal.raise_signal(number); print('not raised')\n"
+        f"except {raised}:\n    signal.raise_signal(number); print('cleaned up', flush=True)\n"
+        "clock.wait(); signal.raise_signal(number); print('not ended')\n"
     )
     done = subprocess.run([sys.executable, "-c", CLOCK + script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "cleaned up\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (-number, "cleaned up\n", "")
 
 
 def test_processes_that_are_started_deaf_hear_no_stop() -> None:

@@ -1,5 +1,6 @@
 """Parts of a run on several machines, joined: what one machine would have made, byte for byte."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,23 @@ def crop_parts(photos: Path, out: Path, model: Path, parts: Sequence[int] = (1, 
 
 def joined(parts: Sequence[Path], out: Path, **more: Any) -> Any:
     return merge(parts, out, reporter=SILENT, **more)
+
+
+def test_parts_of_another_version_or_damaged_are_refused_in_a_line(tmp_path: Path, model: Path) -> None:
+    make_photos(tmp_path / "photos", 3)
+    for part in (1, 2):
+        run_crop(tmp_path / "photos", tmp_path / f"{part}", model=model, workers=0, part=f"{part}/2")
+        about = tmp_path / f"{part}" / ".run" / "run.json"
+        about.write_text(
+            json.dumps({name: value for name, value in json.loads(about.read_text()).items() if name != "margin"})
+        )
+    parts = [tmp_path / "1", tmp_path / "2"]
+    with pytest.raises(PatchlightError, match="1: was written by another version of this program; run"):
+        merge(parts, tmp_path / "all")
+    note = tmp_path / "1" / ".run" / "part.json"
+    note.write_text(note.read_text().replace('"files"', '"file"'))
+    with pytest.raises(PatchlightError, match=r"1: part.json of one of these parts is damaged; run"):
+        merge(parts, tmp_path / "all")
 
 
 def test_shares_are_fixed_whole_and_apart(photos: Path) -> None:

@@ -246,6 +246,29 @@ def test_overwrite_begins_anew(photos: Path, tmp_path: Path, model: Path) -> Non
     assert embed(photos, tmp_path / "f.npz", model, how={"overwrite": True}).computed == 7
 
 
+def test_a_table_of_other_photos_is_not_replaced_in_silence(tmp_path: Path, model: Path) -> None:
+    a, b = make_photos(tmp_path / "a", 2), make_photos(tmp_path / "b", 1, first=2)
+
+    def run(*words: str) -> Any:
+        return patchlight("embed", *words, "--out", "f.npz", "--model", str(model), "--workers", "0", cwd=tmp_path)
+
+    assert run("a").returncode == 0
+    before = (tmp_path / "f.npz").read_bytes()
+    refused = run("b")
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"patchlight: f.npz: holds other photos (2, such as {a[0]}) and none of these; name another table, or use "
+        "--overwrite to write it anew\n"
+    )
+    assert (tmp_path / "f.npz").read_bytes() == before
+    assert "1 photo of earlier runs is not among these: no longer in the table" in run(str(a[0]), "b").stdout
+    assert "no longer in the table" not in run(str(a[0]), "b").stdout  # nothing was done
+    assert read_features(tmp_path / "f.npz").paths == [str(a[0]), "b/002.jpg"]
+    assert run("b", "--overwrite").returncode == 0
+    assert read_features(tmp_path / "f.npz").paths == ["b/002.jpg"]
+    assert b[0].exists()
+
+
 def test_without_pyarrow_it_says_so(photos: Path, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PatchlightError, match=r"pip install 'patchlight\[tables\]'"):

@@ -18,6 +18,7 @@ import typing
 import warnings
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -754,6 +755,35 @@ def test_a_tiff_directory_that_loops(tmp_path: Path) -> None:
     path.write_bytes(tiff)
     (outcome,) = decode_apart([path])
     assert outcome.get("size") == [64, 48], outcome
+
+
+def broken_fax() -> bytes:
+    """A TIFF of which libtiff has a line to say for most of its rows."""
+    noise_HW = np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)
+    tiff = bytearray(encoded(Image.fromarray(noise_HW).convert("1"), "TIFF", compression="group4"))
+    for place in range(100, 600, 50):
+        tiff[place] ^= 255
+    return bytes(tiff)
+
+
+def test_libtiff_prints_nothing_and_gives_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
+    zipped = bytearray(encoded(photo(), "TIFF", compression="tiff_adobe_deflate"))
+    zipped[20:30] = b"\xff" * 10
+    broken, loud = bytes(zipped), broken_fax()
+
+    def read(_: int) -> str:
+        with contextlib.suppress(ImageError):
+            decode(loud)
+        return str(refusal(broken))
+
+    with ThreadPoolExecutor(4) as threads:
+        messages = set(threads.map(read, range(8)))
+    assert len(messages) == 1
+    assert re.fullmatch(r"image: corrupt \(ZIPDecode: Decoding error at scanline 0, .*[^.]\)", messages.pop())
+    assert capfd.readouterr() == ("", "")
+    with contextlib.suppress(OSError), Image.open(io.BytesIO(broken)) as image:  # another user of Pillow hears it
+        image.load()
+    assert "ZIPDecode" in capfd.readouterr().err
 
 
 def test_too_little_memory_is_a_reason(tmp_path: Path) -> None:

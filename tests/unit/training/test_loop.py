@@ -297,6 +297,14 @@ def test_a_folder_is_not_taken_twice(whole: Path, photos: Path, tmp_path: Path) 
         train(settings(photos), whole)
     with pytest.raises(PatchlightError, match=r"was started with optim.lr=0.01, not 0.5"):
         train(settings(photos, **{"optim.lr": 0.5}), whole, resume=True)
+    longer = settings(photos, epochs=9)
+    with pytest.raises(PatchlightError, match=f"epochs=.*, not 9, .*; learn on from its model .* set start={whole}"):
+        train(longer, whole, resume=True)
+    told: list[str] = []
+    train(longer.changed({"start": str(whole), "epochs": 0.3}), tmp_path / "on", reporter=Reporter(tell=told.append))
+    assert not any("a fresh head" in line for line in told)
+    tmp_path = tmp_path / "other"
+    tmp_path.mkdir()
     distilled = settings(photos, **{"distill.teacher": "x", "model.distill_token": True})
     with pytest.raises(PatchlightError, match=r"was started with distill"):
         train(distilled, whole, resume=True)

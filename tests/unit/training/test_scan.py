@@ -104,9 +104,9 @@ def test_classes_without_photos_and_classes_spelt_alike(photos: Path) -> None:
     save_photo(photos / "loose.png", 51)
     assert scan(open_dataset(photos)).problems == [
         "1 photos lie beside the class folders and have no class: left out",
-        "left out, broken/1.png: empty (the file has no bytes)",
+        "empty/ holds no photos: left out, and no class",
         "class 'broken' has no photos that can be read",
-        "class 'empty' has no photos that can be read",
+        "left out, broken/1.png: empty (the file has no bytes)",
         "classes 'A' and 'a' are spelt almost alike: one class?",
     ]
 

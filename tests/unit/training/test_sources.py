@@ -26,10 +26,12 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     for name in ("b/1.png", "b/deep/er/2.JPG", "a/3.webp", "a/.hidden.png", ".git/4.png", "__MACOSX/5.png"):
         save_photo(tmp_path / name, 0)
     (tmp_path / "a" / "notes.txt").write_text("not a photo")
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "list.txt").write_text("no photo")
     (tmp_path / "b" / "deep" / "loop").symlink_to(tmp_path / "b")
     dataset = open_dataset(tmp_path)
-    assert dataset.classes == ("a", "b", "empty")
+    assert dataset.classes == ("a", "b")
+    assert [note.line for note in dataset.notes] == ["ab/ holds no photos: left out, and no class"]
     assert everything(dataset) == [("a/3.webp", "a"), ("b/1.png", "b"), ("b/deep/er/2.JPG", "b")]
     assert dataset.labels_N.dtype == torch.int64
     assert dataset.images_NCHW is None
