@@ -303,18 +303,20 @@ def read_features(path: str | os.PathLike[str]) -> Features:
     kind = kind_of(table, arrays=True)
     try:
         names, statuses, features, about = _READERS[kind](table)
+        features = np.asarray(features)  # NumPy gives the bytes of a damaged array
+        if features.ndim not in (0, 2):
+            raise PatchlightError(f"{table}: holds dense features; neighbours need a vector a photo (pooled or cls)")
+        good = np.array([status == "ok" for status in statuses], bool)
+        paths = [name for name, usable in zip(names, good, strict=True) if usable]
+        kept_ND = features[good]
     except PatchlightError:
         raise
     except Exception as error:  # whatever a damaged file leads the libraries into
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise PatchlightError(f"{table}: is no table of features that can be read ({reason}); write it again") from None
-    if features.ndim != 2:
-        raise PatchlightError(f"{table}: holds dense features; neighbours need a vector a photo (pooled or cls)")
-    good = np.array([status == "ok" for status in statuses], bool)
-    paths = [name for name, usable in zip(names, good, strict=True) if usable]
     if not paths:
         raise PatchlightError(f"{table}: holds no photo with features")
-    return Features(paths, features[good], about, int(len(good) - good.sum()))
+    return Features(paths, kept_ND, about, int(len(good) - good.sum()))
 
 
 def _read_arrow(table: Any) -> tuple[Sequence[str], Sequence[str], npt.NDArray[Any], dict[str, Any]]:

@@ -681,7 +681,7 @@ def http() -> Target:
     access = AccessPolicy(token="known", hosts=frozenset({"testserver"}))
     limits = Limits(pixels=MOST_PIXELS)
     engine = Engine((str(model),), limits=limits)
-    app = make_app(engine, access, log.append, workers=1)
+    app = make_app(engine, access, log.append, threads=1)
     client = TestClient(app, raise_server_exceptions=False, headers={TOKEN_HEADER: "known"})
     client.__enter__()
     while not engine.ready:
