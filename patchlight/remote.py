@@ -147,6 +147,9 @@ def _inside(url: str) -> str:
 _SAID = (FileNotFoundError, PermissionError, PatchlightError, Unreachable, LookupError, ValueError)
 """Errors that say what is wrong, and that no further try helps."""
 
+_EXPIRED = re.compile(r"Expired ?Token|RequestExpired|token[^.]{0,20} (has )?expired", re.IGNORECASE)
+"""Of credentials that were good before, and will be again: a photo that they cannot read is not lost."""
+
 
 def tried(call: Callable[[], T]) -> T:
     """What a call gives, tried again where that may help; raises Unreachable, PermissionError or FileNotFoundError."""
@@ -155,6 +158,8 @@ def tried(call: Callable[[], T]) -> T:
             return call()
         except Exception as error:  # each library has errors of its own
             cause = error.__cause__
+            if _EXPIRED.search(f"{type(error).__name__} {error} {cause}") and not isinstance(error, PatchlightError):
+                raise Unreachable(f"{_line(error)}; renew the credentials", momentary=True) from None
             if isinstance(error, FileNotFoundError) and (isinstance(cause, OSError) or _status(cause) not in _GONE):
                 assert isinstance(cause, Exception)
                 error = cause  # fsspec's HTTP says of a server that refuses or cannot be reached that there is no file
@@ -176,7 +181,7 @@ def _is_final(error: Exception) -> bool:
     kind, text = type(error).__name__, str(error)
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "GatedRepoError"):
         return True
-    codes = r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|Forbidden|Unauthorized|ExpiredToken|\b40[13]\b"
+    codes = r"InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|Forbidden|Unauthorized|\b40[13]\b"
     return _status(error) in (401, 403) or bool(re.search(codes, text))
 
 

@@ -41,7 +41,7 @@ from patchlight.batch.rows import NAMED, Row, check_row, error_row
 from patchlight.batch.video import forget_frames
 from patchlight.batch.work import Stamp, readers, stamp_of
 from patchlight.errors import PatchlightError
-from patchlight.files import held_alone, replacing, writing
+from patchlight.files import Unwritable, held_alone, replacing, writing
 from patchlight.images.containers import is_elsewhere
 from patchlight.json_config import parse_json
 from patchlight.remote import on_disk
@@ -159,10 +159,14 @@ class Journal(Lines):
         """Raise for what is no row, see `_index`."""
         check_row(row)
 
+    def check(self, file: Any, place: Any, row: Any) -> None:
+        """Raise for what does not say of a photo what a row has to."""
+        self._check(row)
+        _check_names(file, place, row["crops"])
+
     def _index(self, record: Any, start: int) -> None:
         row = record["row"]
-        self._check(row)
-        _check_names(record["file"], record["place"], row["crops"])
+        self.check(record["file"], record["place"], row)
         before = self.entries.get(record["file"]) if row["reason"] in UNREACHABLE else None
         self.entries[record["file"]] = Entry(
             start,
@@ -465,18 +469,25 @@ class ResultFolder:
 
     def take_part(self, path: Path, journal: Journal) -> int:
         """Move the rows of a part, see blocks.py, into the journal; how many these are."""
-        count = 0
-        for photo, record, array in read_part(path):
+        said = list(read_part(path))
+        for photo, record, _ in said:
+            journal.check(photo.file, photo.place, record["row"])
+        for photo, record, array in said:
             self._take(journal, photo, record, array)
-            count += 1
         self._sync(journal)
         path.unlink()
-        return count
+        return len(said)
 
     def take_parts(self, journal: Journal) -> None:
-        """Those that were written after the run that is responsible for them had come to an end."""
+        """Those that were written after the run that is responsible for them had come to an end. The photos of one
+        that is damaged are looked at anew."""
         for path in sorted(self.parts.glob("*.parquet")):
-            self.take_part(path, journal)
+            try:
+                self.take_part(path, journal)
+            except Unwritable:
+                raise
+            except Exception:  # whatever a damaged file leads the libraries into
+                continue
         shutil.rmtree(self.parts, ignore_errors=True)
 
     def _take(self, journal: Journal, photo: Input, record: Mapping[str, Any], array: bytes | None) -> None:

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import tarfile
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -238,11 +239,14 @@ class _Table:
             self._starts.append(self._starts[-1] + rows)
         self.rows = self._starts[-1]
         self._groups: OrderedDict[int, Any] = OrderedDict()  # the ones used last come last
+        self._lock = threading.Lock()  # pyarrow reads a file in one thread at a time
 
     def values(self, column: str) -> list[Any]:
         """Of a column of few bytes, such as labels."""
-        table = self._arrow if self._parquet is None else self._parquet.read(columns=[column])
+        with self._lock:
+            table = self._arrow if self._parquet is None else self._parquet.read(columns=[column])
         assert table is not None
+        table.select([column]).validate(full=True)
         found: list[Any] = table.column(column).to_pylist()
         return found
 
@@ -253,7 +257,9 @@ class _Table:
             value = self._arrow.column(self.column)[row]
         else:
             group = bisect.bisect_right(self._starts, row) - 1
-            value = self._read_group(group)[row - self._starts[group]]
+            with self._lock:
+                rows = self._read_group(group)
+            value = rows[row - self._starts[group]]
         found = value.as_py()
         if isinstance(found, dict):
             content, path = found.get("bytes"), found.get("path")
@@ -326,7 +332,7 @@ def labels_of(file: str, shown: str, column: str | None, *, needed: bool) -> tup
     `column` is the one of labels; None takes the one that is called so. One that is not `needed` may be missing.
     """
     with explained(file, shown):
-        return tried(lambda: _labels(_table(file, stamp_of_file(file)), column, needed))
+        return _tried(file, lambda: _labels(_table(file, stamp_of_file(file)), column, needed))
 
 
 def _labels(table: _Table, column: str | None, needed: bool) -> tuple[list[Any], list[str] | None]:

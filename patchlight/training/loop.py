@@ -92,9 +92,10 @@ def train(
                 folder.check(config, resume=resume)
             processes.check_batch(config)
             newest = read_newest(folder.checkpoints) if processes.is_first else None
-        newest = processes.from_first(newest)
+            named = newest_step(folder.checkpoints) if processes.is_first else -1
+        named, newest = processes.from_first([named, newest])
         with processes.together():
-            _check_same_folder(folder, -1 if newest is None else newest[0])
+            _check_same_folder(folder, named)
         begun = newest is not None
         sets = partial(open_sets, config, photos, validation, reporter)
         run = _set_up(config, folder, processes, asked, sets, teacher, make_teacher, reporter, begun=begun)
@@ -105,7 +106,8 @@ def train(
 
 
 def _check_same_folder(folder: RunFolder, step: int) -> None:
-    """After a machine was lost, another one may be the first, with a disk of its own: nothing may begin anew there."""
+    """After a machine was lost, another one may be the first, with a disk of its own: nothing may begin anew there.
+    `step` is of the newest checkpoint, damaged or not, that the first process sees."""
     seen = newest_step(folder.checkpoints)
     if seen > step:
         first = "no checkpoint" if step < 0 else f"step {step} as the newest"

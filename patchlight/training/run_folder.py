@@ -50,9 +50,9 @@ class RunFolder:
             if "epochs" in changed:
                 finished = (self.path / "model.safetensors").exists()
                 raise PatchlightError(
-                    f"{self.path}: was started with epochs={begun['epochs']}, not {asked['epochs']}, by which the rate "
-                    f"of every step goes; {'' if finished else 'finish it with these, and '}learn on from its model in "
-                    f"another folder: set start={self.path}, or for `finetune` --model {self.path}"
+                    f"{self.path}: was started with epochs={begun.get('epochs')}, not {asked['epochs']}, by which the "
+                    f"rate of every step goes; {'' if finished else 'finish it with these, and '}learn on from its "
+                    f"model in another folder: set start={self.path}, or for `finetune` --model {self.path}"
                 )
             if changed:
                 name = changed[0]

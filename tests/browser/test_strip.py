@@ -120,11 +120,11 @@ def test_it_starts_by_itself_and_shows_the_models_own_numbers(
     # It can be looked at step by step, and again.
     page.get_by_role("button", name="Vectors").click()
     assert page.evaluate(f"{STRIP}.dataset.step") == "Class token"  # where the next begins
-    assert page.locator("#strip-play").text_content() == "Go on"
+    wait_until(page, "document.querySelector('#strip-play').textContent === 'Go on'")
     page.click("#strip-play")
-    assert page.locator("#strip-play").text_content() == "Pause"
+    wait_until(page, "document.querySelector('#strip-play').textContent === 'Pause'")
     page.click("#strip-play")
-    assert page.locator("#strip-play").text_content() == "Go on"
+    wait_until(page, "document.querySelector('#strip-play').textContent === 'Go on'")
 
 
 def test_without_positions_a_shuffle_changes_nothing_and_with_them_it_does(

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, IptcImagePlugin
 
 import patchlight as pl
 from crop_runs import everything_in, make_photos, photo, rows_of, run_crop, save_model
-from patchlight.batch import pipeline
+from patchlight.batch import pipeline, results
 from patchlight.batch.overrides import add_correction, check_correction, read_corrections, write_labels
 from patchlight.batch.settings import CropSettings
 from patchlight.cli import main
@@ -274,7 +274,8 @@ def test_what_could_not_be_read_is_tried_again_once_it_can(
     pillow_heif.from_pillow(photo(5)).save(photos / "phone.heic")
     out = tmp_path / "out"
     with monkeypatch.context() as without:
-        without.setattr(pipeline, "readers", lambda: "without")
+        for module in (pipeline, results):
+            without.setattr(module, "readers", lambda: "without")
         without.setitem(__import__("sys").modules, "pillow_heif", None)
         assert crop(photos, out, model).reasons == {"unsupported": 1}
         assert crop(photos, out, model).nothing_to_do

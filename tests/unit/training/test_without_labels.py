@@ -170,7 +170,7 @@ def test_batches_of_few_photos_are_centred_by_their_running_mean(loose: Path) ->
 
 
 def test_a_folder_without_photos_is_refused_in_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(PatchlightError, match=r"holds no photos and no \.tar shards, it is empty"):
+    with pytest.raises(PatchlightError, match=r"holds no photos, no \.tar shards and no tables, it is empty"):
         open_dataset(tmp_path, labelled=False)
     (tmp_path / "photos.zip").touch()
     with pytest.raises(PatchlightError, match=r"its files end in \.zip; unpack archives first"):
