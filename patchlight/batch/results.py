@@ -471,7 +471,7 @@ class ResultFolder:
         """Move the rows of a part, see blocks.py, into the journal; how many these are."""
         said = list(read_part(path))
         for photo, record, _ in said:
-            journal.check(photo.file, photo.place, record["row"])
+            self._check_said(journal, photo, record["row"])
         for photo, record, array in said:
             self._take(journal, photo, record, array)
         self._sync(journal)
@@ -489,6 +489,9 @@ class ResultFolder:
             except Exception:  # whatever a damaged file leads the libraries into
                 continue
         shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _check_said(self, journal: Journal, photo: Input, row: Row) -> None:
+        journal.check(photo.file, photo.place, row)
 
     def _take(self, journal: Journal, photo: Input, record: Mapping[str, Any], array: bytes | None) -> None:
         said = {name: record[name] for name in ("found", "cut", "encoded")}

@@ -278,6 +278,9 @@ class TableFolder(ResultFolder):
     def open_values(self, layout: Layout) -> None:
         self.values = Values(self._values, layout)
 
+    def _check_said(self, journal: Journal, photo: Input, row: Row) -> None:
+        super()._check_said(journal, photo, row | {"at": None})  # which it has once its array is here
+
     def _take(self, journal: Journal, photo: Input, record: Mapping[str, Any], array: bytes | None) -> None:
         values = self.values
         numbers = None if array is None else np.frombuffer(array, values.dtype).reshape(values.shape)

@@ -15,6 +15,8 @@ from fuzzing import limited
 from PIL import Image
 
 from crop_runs import make_photos, rows_of, run_crop, save_model
+from patchlight.batch.blocks import Said, write_part
+from patchlight.batch.inputs import Input
 from patchlight.batch.merge import _lines_by_photo
 from patchlight.batch.overrides import read_boxes, read_corrections
 from patchlight.batch.results import Journal
@@ -267,6 +269,50 @@ def test_a_damaged_table_on_a_disk_is_not_waited_for(tmp_path: Path, monkeypatch
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"\xff" * 60 + struct.pack("<I", 40) + b"PAR1")
     with pytest.raises(PatchlightError, match="is not a table that can be read"):
         list(members(str(tmp_path / "x.parquet"), "x.parquet"))
+
+
+def test_an_arrow_file_whose_labels_have_false_offsets(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    labels = ["ab", "cdef"]
+    table = pa.table({"image": [b"x" * 40, b"y" * 40], "label": labels})
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    content = (tmp_path / "x.arrow").read_bytes()
+    false = content.replace(struct.pack("<iii", 0, 2, 6), struct.pack("<iii", 0, 2**30, 2**31 - 1))
+    assert false != content
+    (tmp_path / "x.arrow").write_bytes(false)
+    with pytest.raises(PatchlightError, match="is not a table that can be read"):
+        open_dataset(tmp_path / "x.arrow")
+
+
+def test_damaged_labels_on_a_disk_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(containers, "tried", None)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + b"\xff" * 60 + struct.pack("<I", 40) + b"PAR1")
+    with pytest.raises(PatchlightError, match="is not a table that can be read"):
+        containers.labels_of(str(tmp_path / "x.parquet"), "x.parquet", None, needed=True)
+
+
+def test_a_damaged_part_of_a_run_is_no_obstacle(tmp_path: Path) -> None:
+    """Parts are what machines of a cluster leave; the photos of one that is damaged are looked at anew."""
+    pytest.importorskip("pyarrow")
+    make_photos(tmp_path / "photos", 2)
+    model = save_model(tmp_path / "model")
+    parts = tmp_path / "out" / ".run" / "parts"
+    run_crop(tmp_path / "photos", tmp_path / "out", model=model, workers=0)
+    right = (tmp_path / "out" / "results.jsonl").read_bytes()
+    (tmp_path / "victim.txt").write_text("kept")
+    outside = error_row("000.jpg", "corrupt", "?") | {"crops": ["crops/../../victim.txt"]}
+    file = str(tmp_path / "photos" / "000.jpg")
+    for number, row in enumerate([outside, []]):
+        parts.mkdir(exist_ok=True)
+        write_part(parts / f"{number}.parquet", [Said(Input("000.jpg", file, "000.jpg"), None, outside)])
+        if not row:
+            (parts / f"{number}.parquet").write_bytes(b"PAR1 junk")
+        run_crop(tmp_path / "photos", tmp_path / "out", model=model, workers=0)
+        assert not parts.exists()
+        assert (tmp_path / "out" / "results.jsonl").read_bytes() == right
+        assert (tmp_path / "victim.txt").read_text() == "kept"
 
 
 def test_labels_of_more_digits_than_python_counts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from patchlight.batch.settings import CropRunSettings, CropSettings
 from patchlight.batch.table_run import embed_photos
 from patchlight.batch.tables import read_features
 from patchlight.errors import PatchlightError
+from patchlight.images import containers
 from patchlight.images.decode import ImageError, decode
 from patchlight.reporting import SILENT
 from s3_server import Bucket, fresh, serving, used
@@ -462,3 +464,30 @@ def test_a_server_that_is_not_there_is_not_a_file_that_is_not_there(monkeypatch:
     monkeypatch.setattr(remote, "WAIT", 0.001)
     with pytest.raises(PatchlightError, match=r"https://localhost:1/x\.jpg: cannot be reached .* check the address"):
         remote.listed("https://localhost:1/x.jpg")
+
+
+def test_credentials_that_expire_lose_no_photo() -> None:
+    """They were good before, so that nothing is known of the photo; a run that leaves it out would learn from fewer."""
+    for error in (PermissionError("The provided token has expired."), OSError("ExpiredToken: renew it")):
+
+        def call(error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(remote.Unreachable, match="renew the credentials") as caught:
+            remote.tried(call)
+        assert caught.value.momentary
+
+
+def test_threads_read_rows_of_one_table(tmp_path: Path) -> None:
+    """In groups of rows that drive each other out of what is kept."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [np.random.default_rng(n).integers(0, 256, 40_000, np.uint8).tobytes() for n in range(48)]
+    parquet.write_table(pa.table({"image": rows}), tmp_path / "a.parquet", row_group_size=4)
+    kept, containers._GROUP_BYTES = containers._GROUP_BYTES, 300_000
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            order = [number * 7 % 48 for number in range(480)]
+            found = list(threads.map(lambda n: containers.read_elsewhere(f"{tmp_path}/a.parquet::{n}"), order))
+    finally:
+        containers._GROUP_BYTES = kept
+    assert [rows[number] == content for number, content in zip(order, found, strict=True)] == [True] * 480
