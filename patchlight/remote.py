@@ -89,7 +89,9 @@ def on_disk(path: str | os.PathLike[str]) -> Path:
     """A path of this machine, for all but photos, which are read from elsewhere, too; refuses a URL."""
     given = as_given(path)
     if is_remote(given):
-        raise PatchlightError(f"{given}: has to be on a disk of this machine; name a place there, and copy it")
+        raise PatchlightError(
+            f"{given}: has to be on a disk of this machine; name a local place, and copy it from or to there"
+        )
     return Path(path)
 
 
@@ -117,7 +119,7 @@ def _system(scheme: str) -> Any:
     """fsspec's file system of a scheme; raises PatchlightError where there is none."""
     library = _LIBRARIES.get(scheme)
     if library is None:
-        raise PatchlightError(f"{scheme}:// is no place that is known; use {', '.join(_LIBRARIES)}:// or a path")
+        raise PatchlightError(f"{scheme}:// is not supported; use {', '.join(_LIBRARIES)}:// or a path")
     try:
         importlib.import_module(library)
     except ModuleNotFoundError:

@@ -65,7 +65,7 @@ def _read(folders: Sequence[Folder], names: Sequence[Path]) -> tuple[Inputs, lis
             raise PatchlightError(f"{name}: holds no run of crop, embed or classify; name what these wrote")
         note = read_json(folder.part)
         if note is None:
-            raise PatchlightError(f"{name}: was not made with --part, so nobody knows what it is a part of")
+            raise PatchlightError(f"{name}: is a whole run, and not a part of one (it was made without --part)")
         if read_json(folder.finished) is None:
             raise PatchlightError(f"{name}: has not finished; run its command again, and then join the parts")
         notes.append((str(name), note))

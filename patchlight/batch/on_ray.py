@@ -29,7 +29,7 @@ import torch
 from patchlight.batch.blocks import SIGN, Block, Cuts, Deaths, Hand, HandedOn, Place, Reads, Said, block
 from patchlight.batch.finder import Finder
 from patchlight.batch.inputs import Input, Inputs
-from patchlight.batch.pipeline import CropPipeline, CropRun, _Photo
+from patchlight.batch.pipeline import CropPipeline, CropRun, _Photo, stopped
 from patchlight.batch.pool import NoWorkers
 from patchlight.batch.readers import TableReader
 from patchlight.batch.results import Journal, ResultFolder
@@ -42,8 +42,8 @@ from patchlight.files import Unwritable, writing
 from patchlight.images.containers import is_elsewhere
 from patchlight.images.crop import Cut
 from patchlight.localizing.detector import Detector
-from patchlight.reporting import SILENT, Reporter
-from patchlight.signals import STOPPING, StopRequest
+from patchlight.reporting import SILENT, Progress, Reporter
+from patchlight.signals import STOPPING, Stopped, StopRequest
 from patchlight.weights.load import Loaded
 
 MOST_PHOTOS = 10_000
@@ -90,22 +90,30 @@ class Cluster:
         place = _made_ready(pipeline, photos)
         blocks = self._blocks(pipeline, photos)
         job = self.ray.put(Job.of(pipeline, self.device))
-        rows, in_vain, begun = 0, 0, time.monotonic()
+        rows, in_vain = 0, 0
+        first: tuple[float, int] | None = None  # from when on it is told how fast it goes: until then actors start
+        run.reporter.progress(Progress(what=f"starting on {self.name}"))
         while blocks:
             before = len(blocks)
             dataset = self._dataset(list(blocks.values()), pipeline, place, job)
             try:
                 with contextlib.closing(_parts(dataset)) as parts:
                     while True:
-                        done = total - len(photos) + rows
-                        when = f"{run.folder.path}: stopped after {done} of {total} photos"
-                        with run.asked.at_once(f"{when}; run the same command again to continue"):
+                        with run.asked.at_once("stopped"):
                             if (part := next(parts, None)) is None:
                                 break
                         rows += run.folder.take_part(place.parts / part, run.journal)
                         del blocks[part]
-                        rate, done = rows / max(time.monotonic() - begun, 1e-9), total - len(photos) + rows
+                        now, done = time.monotonic(), total - len(photos) + rows
+                        if first is None:
+                            first = now, rows
+                            run.reporter.progress(Progress(what="photo", done=done, total=total, how=f"on {self.name}"))
+                            continue
+                        rate = (rows - first[1]) / max(now - first[0], 1e-9)
                         run.say("photo", done, total, f"{rate:.1f} photos/s on {self.name}", (total - done) / rate)
+            except Stopped as stop:
+                done = total - len(photos) + rows + run.folder.take_parts(run.journal)
+                raise stopped(run.folder.path, f"after {done} of {total} photos", stop.signal) from None
             except self.ray.exceptions.RayError as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]  # before it, a traceback
                 run.reporter.tell(f"{self.name}: {len(blocks):,} blocks are left ({reason}); continuing with them")

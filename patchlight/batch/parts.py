@@ -23,7 +23,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise PatchlightError(f"part {self} is none; write 3/64 for the third of 64, counted from 1")
+            raise PatchlightError(f"part {self} does not exist; write 3/64 for part 3 of 64")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
@@ -34,7 +34,7 @@ class Part:
             return None
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
         if found is None:
-            raise PatchlightError(f"part {text!r} is none; write 3/64 for the third of 64, counted from 1")
+            raise PatchlightError(f"part {text!r} is not valid; write 3/64 for part 3 of 64")
         return cls(int(found[1]), int(found[2]))
 
     def holds(self, path: str) -> bool:

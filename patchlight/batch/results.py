@@ -478,17 +478,19 @@ class ResultFolder:
         path.unlink()
         return len(said)
 
-    def take_parts(self, journal: Journal) -> None:
+    def take_parts(self, journal: Journal) -> int:
         """Those that were written after the run that is responsible for them had come to an end. The photos of one
-        that is damaged are looked at anew."""
+        that is damaged are looked at anew. How many rows there were."""
+        count = 0
         for path in sorted(self.parts.glob("*.parquet")):
             try:
-                self.take_part(path, journal)
+                count += self.take_part(path, journal)
             except Unwritable:
                 raise
             except Exception:  # whatever a damaged file leads the libraries into
                 continue
         shutil.rmtree(self.parts, ignore_errors=True)
+        return count
 
     def _check_said(self, journal: Journal, photo: Input, row: Row) -> None:
         journal.check(photo.file, photo.place, row)

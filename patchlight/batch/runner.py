@@ -97,7 +97,7 @@ def _crop(
     ):
         require(
             how.on is None or not asked_for,
-            f"{said} does not go with on={how.on!r}, where each photo is for itself; leave one out",
+            f"{said} does not go with on={how.on!r}, which looks at each photo alone; leave one out",
         )
     if settings.video is not None:
         pyav()  # if it is missing, before anything is written

@@ -305,12 +305,12 @@ def read_features(path: str | os.PathLike[str]) -> Features:
         names, statuses, features, about = _READERS[kind](table)
         features = np.asarray(features)  # NumPy gives the bytes of a damaged array
         if features.ndim not in (0, 2):
-            raise PatchlightError(f"{table}: holds dense features; neighbours need a vector a photo (pooled or cls)")
+            raise PatchlightError("holds dense features; neighbours need a vector a photo (pooled or cls)")
         good = np.array([status == "ok" for status in statuses], bool)
         paths = [name for name, usable in zip(names, good, strict=True) if usable]
         kept_ND = features[good]
-    except PatchlightError:
-        raise
+    except PatchlightError as error:
+        raise PatchlightError(f"{table}: {error}") from None
     except Exception as error:  # whatever a damaged file leads the libraries into
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise PatchlightError(f"{table}: is no table of features that can be read ({reason}); write it again") from None
@@ -322,7 +322,7 @@ def read_features(path: str | os.PathLike[str]) -> Features:
 def _read_arrow(table: Any) -> tuple[Sequence[str], Sequence[str], npt.NDArray[Any], dict[str, Any]]:
     for name in ("path", "status", ARRAY):
         if name not in table.column_names:
-            raise PatchlightError(f"it has no column {name!r}; a table of features is what `patchlight embed` writes")
+            raise PatchlightError(f"is no table of features (it has no column {name!r}); `patchlight embed` writes one")
     table.select(["path", "status", ARRAY]).validate(full=True)  # a false offset would end the process
     about = json.loads((table.schema.metadata or {}).get(b"patchlight", b"{}"))
     column = table.column(ARRAY).combine_chunks()

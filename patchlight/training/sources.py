@@ -251,7 +251,7 @@ def _open_folder(folder: Path | Listed, *, labelled: bool) -> Dataset:
     for class_folder in class_folders:
         inside = list(_photos_below(class_folder, class_folder.name, frozenset(), notes))
         if not inside:
-            text = f"{printable(class_folder.name)}/ holds no photos: left out, and no class"
+            text = f"{printable(class_folder.name)}/ has no photos: ignored, and not counted as a class"
             notes.append(Note(CLASS_WITHOUT_PHOTOS, text))
             continue
         photos += inside

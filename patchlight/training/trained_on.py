@@ -26,7 +26,7 @@ def warnings_of(run: Path, photos: Dataset) -> list[str]:
         return []
     known = np.frombuffer(content[: len(content) // 8 * 8], ">u8")
     seen = int(np.isin(_marks(photos), known).sum())
-    line = f"{seen:,} of the {len(photos):,} photos are among those that it was trained on: others tell more"
+    line = f"{seen:,} of the {len(photos):,} photos were trained on, so that the result is too good; judge by others"
     return [line] if seen else []
 
 

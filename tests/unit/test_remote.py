@@ -199,7 +199,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
             assert list(tmp_path.iterdir()) == []
         return run.stderr.removeprefix("patchlight: ")
 
-    assert complaint("ftp://host/a").startswith("ftp:// is no place that is known; use s3, gs")
+    assert complaint("ftp://host/a").startswith("ftp:// is not supported; use s3, gs")
     assert complaint("s3://none").startswith("s3://none: there is no such bucket, folder or file")
     assert complaint("s3://photos/none").startswith("s3://photos/none: there is no such bucket, folder or file")
     assert "holds no photos" in complaint("s3://photos/day/*.gz")

@@ -150,7 +150,7 @@ def test_what_does_not_fit_together_is_refused(photos: Path, tmp_path: Path, mod
     for given, complaint in (
         (parts[:2], r"are in parts that were not named \(3/3\); name them, too"),
         ([*parts, parts[0]], "part 1/3 was named twice"),
-        ([whole], "was not made with --part"),
+        ([whole], "is a whole run, and not a part of one"),
         ([*parts[:2], tmp_path / "none"], "holds no run of crop, embed or classify"),
         ([], "no parts were given"),
     ):

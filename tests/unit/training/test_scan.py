@@ -104,7 +104,7 @@ def test_classes_without_photos_and_classes_spelt_alike(photos: Path) -> None:
     save_photo(photos / "loose.png", 51)
     assert scan(open_dataset(photos)).problems == [
         "1 photos lie beside the class folders and have no class: left out",
-        "empty/ holds no photos: left out, and no class",
+        "empty/ has no photos: ignored, and not counted as a class",
         "class 'broken' has no photos that can be read",
         "left out, broken/1.png: empty (the file has no bytes)",
         "classes 'A' and 'a' are spelt almost alike: one class?",

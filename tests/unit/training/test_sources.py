@@ -31,7 +31,7 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     (tmp_path / "b" / "deep" / "loop").symlink_to(tmp_path / "b")
     dataset = open_dataset(tmp_path)
     assert dataset.classes == ("a", "b")
-    assert [note.line for note in dataset.notes] == ["ab/ holds no photos: left out, and no class"]
+    assert [note.line for note in dataset.notes] == ["ab/ has no photos: ignored, and not counted as a class"]
     assert everything(dataset) == [("a/3.webp", "a"), ("b/1.png", "b"), ("b/deep/er/2.JPG", "b")]
     assert dataset.labels_N.dtype == torch.int64
     assert dataset.images_NCHW is None

@@ -421,7 +421,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
         (line,) = lines
         return line
 
-    assert complaint("ftp://host/a").startswith("ftp:// is no place that is known; use s3, gs")
+    assert complaint("ftp://host/a").startswith("ftp:// is not supported; use s3, gs")
     assert complaint("s3://none").startswith("s3://none: there is no such bucket, folder or file")
     assert complaint("s3://photos/none").startswith("s3://photos/none: there is no such bucket, folder or file")
     bucket.put("day/a.jpg", b"x")
