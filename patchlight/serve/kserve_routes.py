@@ -24,7 +24,7 @@ from patchlight.errors import PatchlightError
 from patchlight.serve.engine import Served
 from patchlight.serve.predict_routes import prepared
 from patchlight.serve.spent import note
-from patchlight.serve.state import ServerState
+from patchlight.serve.state import ServerState, together
 from patchlight.weights.vit.names import PROJECTIONS
 
 JSON_LENGTH = "inference-header-content-length"
@@ -102,7 +102,7 @@ def add_kserve_routes(api: APIRouter, state: ServerState) -> None:
 
         photos = asked.photos if asked.images_BCHW is None else list(asked.images_BCHW)
         note(served.name, len(photos))
-        answers = await asyncio.gather(*map(one, photos))
+        answers = await together(map(one, photos))
         said: dict[str, Tensor] = {}
         for each, tensors in zip(wanted, zip(*answers, strict=True), strict=True):
             said[each] = torch.stack(tensors)

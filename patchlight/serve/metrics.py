@@ -108,7 +108,7 @@ class Metrics:
     def _look(self) -> None:
         state = self._state
         self._now["ready"].set(state.engine.ready and not state.stopping)
-        self._now["waiting"].set(len(state.engine.batches))
+        self._now["waiting"].set(state.waiting + len(state.engine.batches))
         self._now["photos"].set(len(state.photos))
 
     @contextlib.asynccontextmanager

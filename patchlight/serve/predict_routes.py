@@ -18,7 +18,7 @@ from patchlight.serve.engine import Outputs, Served
 from patchlight.serve.photos import plain_name
 from patchlight.serve.queues import BusyError
 from patchlight.serve.spent import note
-from patchlight.serve.state import ServerState
+from patchlight.serve.state import ServerState, together
 from patchlight.weights.load import Loaded
 
 _FORM = {
@@ -82,7 +82,7 @@ def add_predict_routes(api: APIRouter, state: ServerState) -> None:
             about: dict[str, Any] = {"name": name, "status": "ok", "width": width, "height": height}
             return answers.PhotoPrediction(**about, **_answer(served, outputs, said, top))
 
-        predictions = await asyncio.gather(*(one(*each) for each in contents))
+        predictions = await together(one(*each) for each in contents)
         return answers.Predictions(model=served.name, outputs=outputs, predictions=predictions)
 
 

@@ -146,7 +146,8 @@ def run_workers(count: int, work: Callable[[Worker], NoReturn], died: Callable[[
                 fork(number)
             signals.wait(_AGAIN_SECONDS / 4 if waiting else None)
             for process, status in _ended():
-                one = running.pop(process)
+                if (one := running.pop(process, None)) is None:
+                    continue
                 said, how = one.said(), _how(status)
                 os.close(one.heard)
                 if signals.stopped:
@@ -168,7 +169,7 @@ def run_workers(count: int, work: Callable[[Worker], NoReturn], died: Callable[[
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Those that have, and how."""
+    """Those that have, and how; also others than were forked here: process 1 of a container inherits every orphan."""
     with contextlib.suppress(ChildProcessError):
         while (one := os.waitpid(-1, os.WNOHANG))[0]:
             yield one
@@ -194,7 +195,8 @@ def _end(running: dict[int, _Process], signals: _Signals) -> None:
     deadline = time.monotonic() + _LAST_SECONDS
     while running and (left := deadline - time.monotonic()) > 0:
         for process, _ in _ended():
-            os.close(running.pop(process).heard)
+            if (one := running.pop(process, None)) is not None:
+                os.close(one.heard)
         if running:
             signals.wait(left)
     for process in running:

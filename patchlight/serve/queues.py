@@ -67,13 +67,16 @@ class Batches:
             if self._closed:
                 raise BusyError("the server is shutting down", 5)
             if len(self._jobs) >= self._limit:
-                half = math.ceil(self._limit * self.pace / 2)  # by then there is room again
-                message = f"{self._limit} photos wait for the model; try again in a moment"
-                raise BusyError(message, min(max(1, half), 30))
+                raise self.full()
             job = _Job(key, item)
             self._jobs.append(job)
             self._changed.notify()
             return job.future
+
+    def full(self) -> BusyError:
+        """What to say where no more may wait."""
+        half = math.ceil(self._limit * self.pace / 2)  # by then there is room again
+        return BusyError(f"{self._limit} photos wait for the model; try again in a moment", min(max(1, half), 30))
 
     def __len__(self) -> int:
         return len(self._jobs)

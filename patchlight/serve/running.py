@@ -14,10 +14,12 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+import h11
 import torch
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from patchlight.batch.again import FinishedRun
 from patchlight.devices import cpu_cores
@@ -34,8 +36,12 @@ from patchlight.weights.load import load
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _BACKLOG = 2048
-_PATIENCE_SECONDS = 0.5
-"""That a connection waits at most for a process that holds fewer."""
+_PATIENCE_SECONDS = 0.2
+"""That a process leaves connections at most to those that answer fewer requests."""
+_FRESH_SECONDS = 0.1
+"""For which a connection that has not sent its request yet is counted as one that will at once."""
+_HEADERS_SECONDS = 10
+"""After which a connection is closed on which no request has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Guard, turn: Callable[[], float] | None = None) -> None:
         """`turn`: other processes answer at the same socket, and are left so many seconds to take a connection first,
-        for each that is held here."""
+        for each request that is being answered here."""
         self._turn = turn
         self._accepting: list[asyncio.Task[None]] = []
         super().__init__(
@@ -208,12 +214,12 @@ class _Server(uvicorn.Server):
                 app,
                 # What it does should not hang on which libraries are installed, too.
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 backlog=_BACKLOG,
-                timeout_keep_alive=10,
+                timeout_keep_alive=_HEADERS_SECONDS,
                 timeout_graceful_shutdown=20,
                 ws="none",
                 proxy_headers=False,
@@ -241,27 +247,68 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _accept(self, listening: socket.socket, turn: Callable[[], float]) -> None:
-        """Whoever holds the fewest connections is first to take one. asyncio would take at once all that wait, and the
-        others had none of a burst."""
+        """Whoever answers the fewest requests is first to take a connection. asyncio would take at once all that wait,
+        and the others had none of a burst."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         while True:
             await _readable(listening)
-            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * len(self.server_state.connections)))
-            try:
-                connection, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                continue  # another one was first
-            except OSError:  # no more files can be opened
-                await asyncio.sleep(1)
-                continue
-            connection.setblocking(False)
-            await loop.connect_accepted_socket(self._protocol, connection)
+            busy = self._busy()
+            await asyncio.sleep(min(_PATIENCE_SECONDS, turn() * busy))
+            for _ in range(1 + busy // 4):  # with many, few more or less are no matter, and the next has not to wait
+                try:
+                    connection, _ = listening.accept()
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    break  # another one was first
+                except OSError:  # no more files can be opened
+                    await asyncio.sleep(1)
+                    break
+                connection.setblocking(False)
+                await loop.connect_accepted_socket(self._protocol, connection)
+
+    def _busy(self) -> int:
+        """Connections with a request, or with one that is likely to come at once."""
+        return sum(each.is_busy for each in self.server_state.connections if isinstance(each, _Connection))
 
     def _protocol(self) -> asyncio.Protocol:
-        kind: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = kind(self.config, self.server_state, self.lifespan.state)
-        return protocol
+        return _Connection(self.config, self.server_state, self.lifespan.state)
+
+
+class _Connection(H11Protocol):
+    """Closed where the headers of a request do not come in time: uvicorn closes only what is silent after an answer."""
+
+    _made = 0.0
+    _late: asyncio.TimerHandle | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        if self.cycle is None:
+            return self.loop.time() - self._made < _FRESH_SECONDS
+        return not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._made = self.loop.time()
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect_nothing()
+
+    def _expect_headers(self) -> None:
+        if self.conn.their_state is not h11.IDLE:  # they are there
+            self._expect_nothing()
+        elif self._late is None:
+            self._late = self.loop.call_later(_HEADERS_SECONDS, self.timeout_keep_alive_handler)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 async def _readable(listening: socket.socket) -> None:

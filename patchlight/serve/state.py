@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -34,6 +34,8 @@ class ServerState:
         self.workers = Workers(threads, limit=engine.limits.waiting_work)
         # Reading ahead of the model on cores that the model needs, too, would make those wait that came first.
         self._hands = asyncio.Semaphore(threads if engine.device == "cpu" else max(threads, 2 * engine.limits.batch))
+        self.waiting = 0
+        """Photos of predictions whose turn to be read has not come."""
         self.stopping = False
         self._under_way: dict[tuple[str, int, Method, bool], asyncio.Task[Seen]] = {}
         self._timed: dict[ViTConfig, float] = {}
@@ -47,13 +49,23 @@ class ServerState:
 
     @contextlib.asynccontextmanager
     async def in_hand(self) -> AsyncIterator[None]:
-        """For a photo of a prediction, from when it is read until it is answered: so many at a time, as they came."""
+        """For a photo of a prediction, from when it is read until it is answered: so many at a time, as they came.
+        Raises `BusyError` where too many wait for that."""
+        if self._hands.locked() and self.waiting >= self.limits.queue:
+            raise self.engine.batches.full()
         start = time.monotonic()
-        async with self._hands:
+        self.waiting += 1
+        try:
+            await self._hands.acquire()
+        finally:
+            self.waiting -= 1
+        try:
             spent = current()
             if spent is not None:
                 spent.turn_seconds = max(spent.turn_seconds, time.monotonic() - start)
             yield
+        finally:
+            self._hands.release()
 
     def add(self, photo: Photo) -> None:
         for gone in self.photos.add(photo):
@@ -96,6 +108,17 @@ class ServerState:
                 return None
             self._timed[config] = (await asyncio.wrap_future(self.engine.latency(config))).median_ms
         return self._timed[config]
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of them give. Where one fails, the others are cancelled: they would take the turns of photos that are
+    still to be answered."""
+    tasks = [asyncio.create_task(each) for each in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def prepare(loaded: Loaded, content: bytes, most_pixels: int) -> tuple[Tensor, View]:

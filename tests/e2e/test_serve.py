@@ -98,9 +98,8 @@ def test_it_ends_in_order_while_the_model_is_loaded(number: signal.Signals, seco
 @pytest.mark.parametrize("place", range(10))
 def test_stopped_in_its_first_seconds(place: int) -> None:
     number = signal.SIGINT if place % 2 else signal.SIGTERM
-    process = subprocess.Popen(
-        [sys.executable, *COMMAND, "--port", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, *COMMAND, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     time.sleep(0.2 + place / 2)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)

@@ -349,6 +349,51 @@ def test_past_the_queue_503_says_when_to_come_again(narrow: Served, monkeypatch:
     assert all(narrow.get(f"/photos/{photo}/localize").status == 200 for photo in photos)
 
 
+def test_predictions_past_the_queue_are_sent_away(narrow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, run = threading.Event(), narrow.engine.batches._run
+
+    def held(key: Any, items: Any) -> Any:
+        hold.wait(20)
+        return run(key, items)
+
+    def predict(count: int) -> Answer:
+        body, kind = form(png())
+        end = b"--" + kind.partition("boundary=")[2].encode() + b"--\r\n"
+        return narrow.ask("POST", "/api/v1/predict", body.removesuffix(end) * count + end, Content_Type=kind)
+
+    def waiting() -> bytes:
+        lines = narrow.ask("GET", "/metrics").body.splitlines()
+        return next(line for line in lines if line.startswith(b"patchlight_waiting "))
+
+    def ask(count: int, wait_for: bytes) -> threading.Thread:
+        thread = threading.Thread(target=lambda: answers.append(predict(count)))
+        thread.start()
+        deadline = time.monotonic() + 10
+        while waiting() != b"patchlight_waiting " + wait_for:
+            assert time.monotonic() < deadline, waiting()
+            time.sleep(0.02)
+        return thread
+
+    monkeypatch.setattr(narrow.engine.batches, "_run", held)
+    answers: list[Answer] = []
+    # Two are in hand, of which the model has one; another waits.
+    threads = [ask(3, b"2.0")]
+    image = {"name": "image", "datatype": "FP32", "shape": [2, 3, 1, 1], "data": [0.0] * 6}
+    start = time.monotonic()
+    refused = [predict(2), narrow.ask("POST", "/v2/models/tiny/infer", json.dumps({"inputs": [image]}).encode())]
+    assert time.monotonic() - start < 5
+    for answer in refused:
+        assert (answer.status, b"photos wait for the model" in answer.body) == (503, True), answer.body
+        assert int(answer.headers["retry-after"]) >= 1
+    threads.append(ask(1, b"3.0"))  # there is room for one, which those that were sent away do not take
+    assert not answers
+    hold.set()
+    for thread in threads:
+        thread.join(20)
+    assert [answer.status for answer in answers] == [200, 200]
+    assert [len(answer.json()["predictions"]) for answer in answers] == [3, 1]  # first come, first served
+
+
 def test_what_takes_too_long_is_given_up(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(
         str(tiny_folder), limits=Limits(answer_seconds=3.0)

@@ -1,12 +1,16 @@
 """Bounded queues, batches of what waits, and neighbours that do no harm."""
 
+import asyncio
 import threading
 from collections.abc import Hashable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from patchlight.serve.limits import Limits
 from patchlight.serve.queues import Batches, BusyError, Workers
+from patchlight.serve.state import ServerState, together
 from served import serving  # noqa: F401  (skips where the extra is missing)
 
 
@@ -85,3 +89,41 @@ def test_threads_are_bounded_too() -> None:
     workers.close()
     with pytest.raises(BusyError):
         workers.submit(lambda: 10)
+
+
+def test_photos_of_predictions_take_turns_as_they_came() -> None:
+    batches = Batches(lambda key, items: items, most=8, limit=3)
+    engine: Any = SimpleNamespace(limits=Limits(queue=3), device="cpu", batches=batches)
+    order: list[int | str] = []
+
+    async def photo(state: ServerState, number: int) -> int:
+        try:
+            async with state.in_hand():
+                order.append(number)
+                await asyncio.sleep(0.01)
+                if number == 1:
+                    raise ValueError("bad")
+        except BusyError:
+            order.append(f"no {number}")
+            raise
+        return number
+
+    async def main() -> None:
+        state = ServerState(engine, 1)
+        first = asyncio.create_task(together(photo(state, number) for number in (0,)))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(together(photo(state, number) for number in (2, 3)))
+        third = asyncio.create_task(together(photo(state, number) for number in (4, 5, 6)))
+        with pytest.raises(BusyError, match="3 photos wait"):
+            await third
+        await asyncio.sleep(0)
+        last = asyncio.create_task(photo(state, 7))  # there is room again: 4 does not wait any longer
+        assert (await first, await second, await last, state.waiting) == ([0], [2, 3], 7, 0)
+        with pytest.raises(ValueError, match="bad"):
+            await photo(state, 1)
+        assert await photo(state, 8) == 8  # one that fails gives its turn back, too
+        state.workers.close()
+
+    asyncio.run(main())
+    assert order == [0, "no 5", "no 6", 2, 3, 7, 1, 8]
+    batches.close()
