@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
+import types
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,14 @@ class _Server(uvicorn.Server):
         """Signals before uvicorn listens to them itself, and after it has ended, when it raises them once more."""
         for number in STOPPING:
             signal.signal(number, lambda *_: self.stop())
+
+    def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
+        """Ctrl-C reaches one of several processes twice, as itself and as the SIGTERM of the one that started it. That
+        is no reason to drop what is under way, as uvicorn does at a second signal."""
+        if self._turn is None:
+            super().handle_exit(sig, frame)
+        else:
+            self.stop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._turn is None:

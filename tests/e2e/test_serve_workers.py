@@ -151,6 +151,7 @@ def test_they_answer_as_one(model: Path, tmp_path: Path) -> None:
         assert server.process.returncode == 0, errors
         assert not any(map(is_there, workers))
         assert not list(server.temporary.glob("patchlight-*"))
+        assert "Traceback" not in errors, errors
         lines = [json.loads(line) for line in errors.splitlines()]
         assert [line["ended"] for line in lines if "worker" in line] == ["was ended by SIGKILL"]
         asked = [line for line in lines if line.get("path") == "/api/v1/predict"]

@@ -49,7 +49,7 @@ def test_it_says_that_these_photos_were_learnt_from(
     said: tuple[Path, list[subprocess.CompletedProcess[str]]],
 ) -> None:
     _, (_, evaluated, _) = said
-    assert "33 of the 36 photos are among those that it was trained on" in evaluated.stderr.splitlines()[0]
+    assert "33 of the 36 photos were trained on" in evaluated.stderr.splitlines()[0]
 
 
 def test_it_learns(said: tuple[Path, list[subprocess.CompletedProcess[str]]]) -> None:

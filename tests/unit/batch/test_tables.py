@@ -222,9 +222,9 @@ def test_mistakes_are_one_line_and_leave_nothing(photos: Path, tmp_path: Path, m
     assert "a table ends in .parquet, .npz, .zarr or .lance" in complaint("--out", "f.csv")
     with pytest.raises(PatchlightError, match="features='all'"):
         EmbedSettings(features="all")  # type: ignore[arg-type]
-    with pytest.raises(PatchlightError, match="part 'x' is none"):
+    with pytest.raises(PatchlightError, match="part 'x' is not valid"):
         CropRunSettings(part="x")
-    assert "part 4/3 is none" in complaint("--out", "f.npz", "--part", "4/3")
+    assert "part 4/3 does not exist" in complaint("--out", "f.npz", "--part", "4/3")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
     embed(photos, tmp_path / "f.npz", model)
     assert 'was started with features="pooled", not "cls"' in complaint("--out", "f.npz", "--features", "cls")

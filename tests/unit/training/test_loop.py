@@ -466,7 +466,7 @@ def test_evaluating_on_training_photos_says_so(photos: Path, tmp_path: Path) -> 
     train(settings(photos, epochs=0.3), tmp_path / "run")
     loaded = load(tmp_path / "run")
     report = evaluate_photos(loaded, photos, workers=0)
-    assert report.problems[0].startswith("27 of the 36 photos are among those that it was trained on")
+    assert report.problems[0].startswith("27 of the 36 photos were trained on")
     # Known again by content: under other names, and beside photos that it never saw.
     moved = tmp_path / "moved"
     for place, path in enumerate(sorted(photos.rglob("*.png"))):
